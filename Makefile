@@ -1,0 +1,117 @@
+# make run     build, and start an instance here (Ctrl-C ends it)
+# make build   .venv with Midair in it, the C part compiled
+# make test    all tests (PYTEST_ARGS=... for some of them)
+# make check   style, types, C warnings, and the native tests under ASan and UBSan
+# make soak    storms of kills: a thousand and more (SOAK_ARGS=...)
+# make test-systemd  boot a real systemd in a container, restart everything under load (root)
+# make drill   upgrades and kills under load, checked and drawn (DRILL_ARGS=...)
+# make spark   .venv with what the commands about traces need (pyspark, plotly; Java)
+# make bench   measurements side by side with other brokers (BENCH_ARGS=...)
+# make bench-native  the native pieces alone, timed (NATIVE_ARGS=...)
+# make instructions  instructions per delivery, compared with bench/instructions.json
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+NATIVE := $(filter-out native/_midair.c,$(wildcard native/*.c)) \
+          $(wildcard native/*.h native/cdef/*.h) native/build.py
+ASAN := build/asan
+ASAN_TESTS := $(wildcard tests/test_native_*.py) tests/test_codec_nats.py
+PYTHONS := midair router dispatcher connmgr native bench spark_jobs
+
+.PHONY: build run drill spark test test-systemd soak check style types warnings asan model instructions bench bench-native clean
+.DEFAULT_GOAL := build
+
+build: $(BIN)/.native
+
+run: build
+	@$(BIN)/midair up
+
+$(BIN)/.venv:
+	@PYTHON=$(PYTHON) .ci/packages build
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(BIN)/.installed: pyproject.toml setup.py | $(BIN)/.venv
+	@PYTHON=$(PYTHON) .ci/packages build
+	$(BIN)/pip install --quiet --disable-pip-version-check setuptools --editable .
+	@touch $@
+
+$(BIN)/.native: $(NATIVE) $(BIN)/.installed
+	$(BIN)/python native/build.py >/dev/null
+	@touch $@
+
+$(BIN)/.test: $(BIN)/.installed
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[test,spark]'
+	@touch $@
+
+$(BIN)/.check: $(BIN)/.installed
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[test,check]'
+	@touch $@
+
+$(BIN)/.spark: $(BIN)/.installed
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[spark]'
+	@touch $@
+
+spark: build $(BIN)/.spark
+	@.ci/packages spark
+
+drill: spark
+	$(BIN)/midair drill $(DRILL_ARGS)
+
+test: build $(BIN)/.test
+	@.ci/packages test
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-systemd: build $(BIN)/.test
+	@PYTHON=/usr/bin/python3 .ci/packages build
+	@.ci/packages systemd
+	$(BIN)/python -m pytest tests/systemd/check_units.py tests/systemd/check_restarts.py
+
+soak: build $(BIN)/.test
+	$(BIN)/python -m tests.storm --kills 1000 $(SOAK_ARGS)
+
+check: style types warnings asan model instructions
+
+style: $(BIN)/.check
+	$(BIN)/ruff check $(PYTHONS) tests
+	$(BIN)/ruff format --check $(PYTHONS) tests
+
+types: $(BIN)/.check
+	$(BIN)/mypy
+
+warnings:
+	@PYTHON=$(PYTHON) .ci/packages build
+	gcc -std=c11 -D_GNU_SOURCE -Wall -Wextra -Werror -fno-strict-aliasing -fsyntax-only \
+	    $(filter %.c,$(NATIVE)) $(wildcard bench/*.c)
+
+# Python itself is not instrumented, so the sanitizers' libraries must be loaded before it;
+# what the interpreter does not free is not ours to find.
+$(ASAN)/.built: $(NATIVE) $(BIN)/.installed
+	@mkdir -p $(ASAN)
+	$(BIN)/python native/build.py --sanitize --out $(ASAN) >/dev/null
+	@touch $@
+
+asan: $(ASAN)/.built $(BIN)/.check
+	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
+	    ASAN_OPTIONS=detect_leaks=0 MIDAIR_NATIVE=$(ASAN) \
+	    $(BIN)/python -m pytest -q $(ASAN_TESTS)
+
+model:
+	@.ci/packages model
+	$(PYTHON) docs/model/check.py
+
+# A count that changed by more than 5% fails; INSTRUCTIONS_ARGS=--update writes the file anew.
+instructions: build
+	@.ci/packages instructions
+	$(BIN)/python -m bench.instructions $(INSTRUCTIONS_ARGS)
+
+bench: build
+	@.ci/packages bench
+	$(BIN)/python -m bench.run $(BENCH_ARGS)
+
+bench-native: build $(BIN)/.test
+	$(BIN)/python -m pytest bench/bench_native.py --benchmark-only $(NATIVE_ARGS)
+
+clean:
+	rm -rf $(VENV) build *.egg-info native/_midair.c native/*.o native/*.so
