@@ -1,0 +1,79 @@
+/* The table of crash points: CRASH_POINT(identifier, name, roles that pass it). */
+
+/* redo.c: a step of several words */
+CRASH_POINT(REDO_READY, "redo.ready", "connmgr router")         /* all pairs put, not committed */
+CRASH_POINT(REDO_COMMIT, "redo.commit", "connmgr router")       /* committed, nothing applied */
+CRASH_POINT(REDO_HALF, "redo.half", "connmgr router")           /* half of the words applied */
+CRASH_POINT(REDO_APPLIED, "redo.applied", "connmgr router")     /* applied, log not cleared */
+CRASH_POINT(REDO_CLEAR, "redo.clear", "connmgr router")         /* cleared */
+
+/* batch.c: through the queues */
+CRASH_POINT(BATCH_CLOSE, "batch.close", "connmgr router")       /* closed for sending */
+CRASH_POINT(BATCH_TAKEN, "batch.taken", "connmgr router")       /* the kernel has it, `sent` not stored */
+CRASH_POINT(BATCH_SENT, "batch.sent", "connmgr router")         /* `sent` stored */
+CRASH_POINT(BATCH_EXPECT, "batch.expect", "connmgr router")     /* inbox cleared, nothing received */
+CRASH_POINT(BATCH_RECEIVED, "batch.received", "connmgr router") /* received, not processed */
+
+/* input.c: bytes from clients */
+CRASH_POINT(INPUT_MOVE, "input.move", "connmgr")         /* unparsed bytes copied, place not stored */
+CRASH_POINT(INPUT_BUFFER, "conn.buffer", "connmgr")      /* place stored, nothing received there */
+CRASH_POINT(INPUT_RECEIVED, "input.received", "connmgr") /* the kernel gave the bytes, not parsed */
+CRASH_POINT(INPUT_PARSED, "input.parsed", "connmgr")     /* references appended, not committed */
+CRASH_POINT(INPUT_COMMITTED, "input.committed", "connmgr")
+CRASH_POINT(CHAIN_MADE, "chain.made", "connmgr")         /* chunks reserved, frame not moved there */
+CRASH_POINT(CHAIN_RECEIVED, "chain.received", "connmgr") /* part of a large frame received */
+CRASH_POINT(CHAIN_WHOLE, "chain.whole", "connmgr")       /* all of it, not committed */
+
+/* orders.c, arena.c: deliveries and letting go */
+CRASH_POINT(ORDERS_APPLIED, "orders.applied", "connmgr")             /* outputs appended, not committed */
+CRASH_POINT(ORDERS_COMMITTED, "orders.committed", "connmgr")         /* committed, nothing relinquished */
+CRASH_POINT(ORDERS_RELINQUISHING, "orders.relinquishing", "connmgr") /* some messages relinquished */
+CRASH_POINT(ORDERS_RELINQUISHED, "orders.relinquished", "connmgr")   /* all of them */
+CRASH_POINT(ORDERS_LATE, "orders.late", "connmgr")                   /* slots freed, batch not done */
+CRASH_POINT(ORDERS_DONE, "orders.done", "connmgr")
+CRASH_POINT(LEDGER_COMPLETE, "ledger.complete", "connmgr")           /* freed, owner not told */
+CRASH_POINT(ARENA_TAKEN, "arena.taken", "connmgr")                   /* chunk opened */
+CRASH_POINT(ARENA_CLOSED, "arena.closed", "connmgr")                 /* chunk closed, not looked at */
+
+/* output.c: bytes to clients */
+CRASH_POINT(OUTPUT_WRITTEN, "output.written", "connmgr")           /* the kernel took bytes, not recorded */
+CRASH_POINT(OUTPUT_RELINQUISHED, "output.relinquished", "connmgr") /* bodies let go, not popped */
+CRASH_POINT(OUTPUT_POP, "out.pop", "connmgr")                      /* popped, not reused */
+CRASH_POINT(OUTPUT_DROP, "out.drop", "connmgr")                    /* a closed connection's output dropped */
+
+CRASH_POINT(SLOW_CROWDED, "slow.crowded", "connmgr")               /* mark of a consumer set or cleared */
+
+/* connmgr.c, subtable.c: connections and subscriptions */
+CRASH_POINT(ADOPT_RECORDED, "adopt.recorded", "connmgr")   /* in the journal, table says ASSIGNED */
+CRASH_POINT(ADOPT_ACTIVE, "adopt.active", "connmgr")       /* table says ACTIVE, router not asked */
+CRASH_POINT(CONNECT_TAKEN, "connect.taken", "connmgr")     /* CONNECT committed, router not told */
+CRASH_POINT(FAIL_COMMITTED, "fail.committed", "connmgr")   /* error in the output, not written */
+CRASH_POINT(END_SHUTDOWN, "end.shutdown", "connmgr")       /* socket shut down, nothing recorded */
+CRASH_POINT(END_COMMITTED, "end.committed", "connmgr")     /* CLOSING, router not told */
+CRASH_POINT(ENDED_SUBS, "ended.subs", "connmgr")           /* router confirmed, sub slots freed */
+CRASH_POINT(ENDED_RECORDED, "ended.recorded", "connmgr")   /* journal slot free, table not */
+CRASH_POINT(SUB_FREE, "sub.free", "connmgr")               /* a sub slot freed */
+
+/* router.c, route.c, session.c */
+CRASH_POINT(ROUTE_STEP, "route.step", "router")                /* orders appended, not committed */
+CRASH_POINT(ROUTE_COMMITTED, "route.committed", "router")      /* committed, not sent */
+CRASH_POINT(ROUTE_PIECE, "route.piece", "router")              /* a piece of a very long list committed */
+CRASH_POINT(SESSION_OPENED, "session.opened", "router")        /* session stored, INFO not appended */
+CRASH_POINT(SESSION_CLOSED, "session.closed", "router")        /* session gone, not confirmed */
+CRASH_POINT(SUBSCRIBE_STORED, "routing.subscribe", "router")   /* subscription stored, step not committed */
+CRASH_POINT(UNSUBSCRIBE_STORED, "routing.unsubscribe", "router") /* taken out, step not committed */
+
+/* modes_route.c, modes_settle.c, modes_names.c, modes_out.c */
+CRASH_POINT(MODE_ASKED, "mode.asked", "router")                /* a request recorded and ordered, not committed */
+CRASH_POINT(MODE_ASKED_ALL, "mode.asked_all", "router")        /* a fanout request, likewise */
+CRASH_POINT(MODE_SESSION_SAID, "mode.session_said", "router")  /* a message of a session, likewise */
+CRASH_POINT(MODE_REPLIED, "mode.replied", "router")            /* a reply, likewise */
+CRASH_POINT(MODE_COMMITTED, "mode.committed", "router")        /* one of these committed, not sent */
+CRASH_POINT(MODE_UNPINNED, "mode.unpinned", "router")          /* a session ended by an UNSUB, which goes on */
+CRASH_POINT(MODE_LEG_SETTLED, "mode.leg_settled", "router")    /* one of a gone responder's requests settled */
+CRASH_POINT(MODE_REQUEST_SETTLED, "mode.request_settled", "router") /* one of a gone requester's */
+CRASH_POINT(MODE_EXPIRED, "mode.expired", "router")            /* past its deadline, not committed */
+CRASH_POINT(NAME_GIVEN, "name.given", "router")                /* name stored, watchers told, not committed */
+CRASH_POINT(NAME_DROPPED, "name.dropped", "router")            /* the opposite, likewise */
+CRASH_POINT(CLIENTS_PAGE, "name.page", "router")               /* a page of the list, not committed */
+CRASH_POINT(NAME_REFUSED, "name.refused", "connmgr")           /* told that it is taken, router not asked to close */

@@ -1,0 +1,96 @@
+"""The router's data plane (native/router.c) and its segment."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from midair import names
+from midair.config import Latency
+from native import ffi, lib
+from native.segment import Kind, check, open_segment
+
+KIND = Kind(lib.SEGMENT_ROUTING, lib.ROUTING_LAYOUT, lib.routing_fingerprint(), "struct routing *")
+INFO_MAX: int = lib.ROUTER_INFO_MAX
+
+
+def open_routing(
+    instance: str,
+    connmgrs: int,
+    sessions: int,
+    subs_each: int,
+    create: bool = True,
+    gid: int | None = None,
+) -> Any:
+    """The routing segment. The router's alone; `create`, under its lease: made if missing.
+
+    `gid`: a group that may read it, to list subscriptions (census.py).
+    """
+
+    def make(seg: Any) -> None:
+        lib.routing_format(seg, connmgrs, sessions, subs_each)
+
+    return open_segment(
+        names.segment(instance, names.ROUTING),
+        lib.routing_bytes(connmgrs, sessions, subs_each),
+        KIND,
+        make=make if create else None,
+        hot=lib.routing_hot_bytes(connmgrs),
+        mode=0o600 if gid is None else 0o640,
+        gid=gid,
+    )
+
+
+class Router:
+    """The routing engine: one `turn` per call, no Python per message."""
+
+    def __init__(
+        self,
+        routing: Any,
+        connmgrs: int,
+        subjects: int,
+        latency: Latency,
+        info: dict[str, Any],
+        refs: list[int],
+        orders: list[int],
+        generation: int = 1,
+    ) -> None:
+        conf = ffi.new("struct router_conf *")
+        conf.connmgrs = connmgrs
+        conf.subjects = subjects
+        conf.spin_ns = latency.spin_ns
+        conf.spin_adaptive = latency.spin_adaptive
+        conf.generation = generation
+        head = b"INFO " + json.dumps(info, separators=(",", ":")).encode()[:-1] + b',"client_id":'
+        if len(head) >= INFO_MAX:
+            raise ValueError(f"INFO of {len(head)} bytes, at most {INFO_MAX - 1} fit")
+        conf.info_head = head
+        conf.info_middle = b',"client_ip":"'
+        conf.info_tail = b'"} \r\n'
+        found = ffi.new("struct router **")
+        check(lib.router_open(conf, routing, refs, orders, found), "opening the router")
+        self._rt = found[0]
+
+    def start(self) -> int:
+        """Finishes what a predecessor began and rebuilds the index: subscriptions found."""
+        return check(lib.router_start(self._rt), "rebuilding the index")
+
+    def turn(self, timeout_ms: int) -> None:
+        """Routes for at most that long."""
+        check(lib.router_turn(self._rt, timeout_ms), "routing")
+
+    def resume(self, stats: Any) -> None:
+        """Before start(): goes on counting from what a predecessor has shown."""
+        lib.router_resume(self._rt, stats)
+
+    def show(self, stats: Any) -> None:
+        """Copies the counters to where others see them."""
+        lib.router_show(self._rt, stats)
+
+    def stats(self) -> dict[str, int]:
+        """Counters, by name."""
+        it = lib.router_get_stats(self._rt)
+        return {name: int(getattr(it, name)) for name in STATS}
+
+
+STATS = tuple(name for name, _ in ffi.typeof("struct router_stats").fields)
