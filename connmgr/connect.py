@@ -1,0 +1,77 @@
+"""CONNECT: what a client says about itself, and what follows from it."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from native import connmgr as native
+
+# The flags of CONNECT: the option of the data plane, and whether it is the opposite.
+_FLAGS = {
+    "verbose": (native.VERBOSE, False),
+    "pedantic": (native.PEDANTIC, False),
+    "echo": (native.NO_ECHO, True),
+    "headers": (native.HEADERS, False),
+    "no_responders": (native.NO_RESPONDERS, False),
+}
+_TEXTS = ("name", "lang", "version")
+
+# A client whose name begins like this is called by the rest, and is the only one so called.
+IPC_PREFIX = "ipc:"
+_IPC_NAME = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+")
+
+
+class RefusedError(Exception):
+    """A CONNECT that is not accepted: its text goes into -ERR."""
+
+
+@dataclass(frozen=True)
+class Client:
+    """A client after its CONNECT."""
+
+    options: int  # of the data plane
+    name: str
+    lang: str
+    version: str
+    ipc_name: str  # TYPE.INSTANCE it can be addressed by, or empty
+
+
+def parse(data: bytes, options: int) -> Client:
+    """The client described by the JSON of a CONNECT; what it leaves out stays as it was."""
+    try:
+        said: Any = json.loads(data)
+    except (ValueError, RecursionError):
+        raise RefusedError("Parser Error") from None
+    if not isinstance(said, dict):
+        raise RefusedError("Parser Error")
+    for key, (option, inverted) in _FLAGS.items():
+        value = said.get(key)
+        if value is None:
+            continue
+        if not isinstance(value, bool):
+            raise RefusedError("Parser Error")
+        options = options | option if value != inverted else options & ~option
+    texts = {key: said.get(key) or "" for key in _TEXTS}
+    if not all(isinstance(text, str) for text in texts.values()):
+        raise RefusedError("Parser Error")
+    protocol = said.get("protocol", 0)
+    if not isinstance(protocol, int):
+        raise RefusedError("Parser Error")
+    if protocol not in (0, 1):
+        raise RefusedError("invalid client protocol")
+    if options & native.NO_RESPONDERS and not options & native.HEADERS:
+        raise RefusedError("no responders requires headers support")
+    ipc_name = _ipc_name(texts["name"])
+    return Client(options, texts["name"], texts["lang"], texts["version"], ipc_name)
+
+
+def _ipc_name(name: str) -> str:
+    if not name.startswith(IPC_PREFIX):
+        return ""
+    asked = name.removeprefix(IPC_PREFIX)
+    if len(asked) >= native.NAME_MAX or not _IPC_NAME.fullmatch(asked):
+        raise RefusedError("Invalid Client Name")
+    return asked

@@ -1,0 +1,7 @@
+"""`python -m midair`: the midair command."""
+
+import sys
+
+from midair.cli import main
+
+sys.exit(main())

@@ -1,0 +1,213 @@
+"""The `midair` command."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+
+from midair import bench, client_commands, config, dashboard, fsck, names, status, up, upgrade
+from midair.config import Config
+from midair.drill import command as drill
+from midair.errors import MidairError
+from midair.exits import Exit
+from midair.monitor import commands as look
+from midair.trace import commands as trace_commands
+from midair.version import __version__
+
+EXAMPLES = """\
+examples:
+  midair up                              start here, listen on 127.0.0.1:4222
+  midair up --port 0 --name second      a second instance, on any free port
+  midair sub 'orders.>'                  print what is published below orders
+  midair pub orders.new 'three apples'   publish one message
+  midair reply time --command date       answer requests with a command's output
+  midair req time                        ask, and print the answer
+  midair status                          what is running
+  midair top                             watch it work
+  midair conns --sort pending            who is connected, the slowest first
+  midair subs 'orders.>'                 who has subscribed to what
+  midair bench --against 127.0.0.1:4333  measure it beside another server
+  midair upgrade all --to /opt/midair-2  replace every process, keeping connections
+  midair trace on --run monday           record the latencies of one message in 100
+  midair trace off                       end that: traces/monday is complete
+  midair dashboard traces/monday         report on the latencies of a trace run
+  midair drill                           upgrade and kill everything under load
+  midair down                            stop it
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command: its exit code (see exits.py). Failures are one line on stderr."""
+    args = _parse(argv)
+    try:
+        return int(args.run(args))
+    except MidairError as error:
+        print(f"midair: {error}", file=sys.stderr)
+        return error.code
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader of our output has gone (| head); keep the interpreter from saying so.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return Exit.FAILED
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Parses, also with BODY after the options, where argparse does not look for it."""
+    it = parser()
+    args, rest = it.parse_known_args(argv)
+    bodyless = getattr(args, "body", "") is None
+    if bodyless and len(rest) == 1 and (rest[0] == "-" or not rest[0].startswith("-")):
+        args.body = rest[0]
+    elif rest:
+        it.error(f"unrecognized arguments: {' '.join(rest)}")
+    return args
+
+
+def parser() -> argparse.ArgumentParser:
+    result = argparse.ArgumentParser(
+        prog="midair",
+        description="A message router whose every part can be replaced while it is working.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    result.add_argument("--version", action="version", version=f"midair {__version__}")
+    commands = result.add_subparsers(required=True, metavar="COMMAND", title="commands")
+
+    it = commands.add_parser("up", help="start an instance and keep it running")
+    it.add_argument("--config", metavar="FILE", help="configuration (TOML)")
+    it.add_argument("--name", metavar="INSTANCE", help="default: server.name, or midair")
+    it.add_argument("--host", help="listen on this address only (default: server.listen)")
+    it.add_argument("--port", type=_port, help="listen on this port; 0: any free one")
+    it.add_argument("--connmgrs", type=_connmgrs, metavar="N", help="connection managers")
+    it.add_argument(
+        "--monitor",
+        type=_monitor,
+        metavar="PORT",
+        help="serve /healthz, /varz, /connz, /subsz and /metrics on 127.0.0.1:PORT; 0: any free "
+        "one; HOST:PORT: elsewhere (default: monitor.listen)",
+    )
+    it.set_defaults(run=_up)
+
+    it = commands.add_parser("down", help="stop an instance")
+    _add_name(it)
+    it.set_defaults(run=_down)
+
+    it = commands.add_parser("status", help="show what is running")
+    _add_name(it)
+    it.add_argument("--json", action="store_true", help="for programs")
+    it.set_defaults(run=_status)
+
+    it = commands.add_parser(
+        "upgrade",
+        help="replace components of a running instance by another version",
+        description="Replaces components of a running instance, without ending a connection "
+        "or losing a message. If the new version does not work, the old one goes on.",
+    )
+    it.add_argument("target", metavar="router|dispatcher|connmgr[/N]|keeper|monitor|all")
+    it.add_argument(
+        "--to",
+        metavar="PATH",
+        help="virtual environment, or directory with the packages, of the new version "
+        "(default: the one of this command)",
+    )
+    _add_name(it)
+    it.add_argument(
+        "--timeout",
+        metavar="S",
+        type=float,
+        default=upgrade.READY_S,
+        help="seconds a new process may take to get ready (default: %(default)g)",
+    )
+    it.set_defaults(run=_upgrade)
+
+    it = commands.add_parser("check-config", help="check a configuration file")
+    it.add_argument("file", metavar="FILE")
+    it.set_defaults(run=_check_config)
+
+    look.add_commands(commands)
+    bench.add_command(commands)
+    fsck.add_command(commands)
+    client_commands.add_commands(commands)
+    trace_commands.add_commands(commands)
+    dashboard.add_command(commands)
+    drill.add_command(commands)
+    return result
+
+
+def _up(args: argparse.Namespace) -> int:
+    up.up(_override(config.load(args.config), args))
+    return Exit.OK
+
+
+def _override(conf: Config, args: argparse.Namespace) -> Config:
+    """The configuration with what the command line says instead."""
+    if args.name is not None:
+        conf = conf.with_("server", name=names.check_instance(args.name))
+    if args.host is not None or args.port is not None:
+        host, port = config.split_address(conf.server.listen[0])
+        host = host if args.host is None else args.host.strip("[]")
+        port = port if args.port is None else args.port
+        conf = conf.listening_on([config.join_address(host, port)])
+    if args.connmgrs is not None:
+        conf = conf.with_("connmgr", count=args.connmgrs)
+    if args.monitor is not None:
+        conf = conf.with_("monitor", listen=args.monitor)
+    return conf
+
+
+def _down(args: argparse.Namespace) -> int:
+    print(status.down(names.check_instance(args.name)))
+    return Exit.OK
+
+
+def _status(args: argparse.Namespace) -> int:
+    report = status.gather(names.check_instance(args.name))
+    print(json.dumps(report, indent=2) if args.json else status.table(report))
+    return Exit.OK
+
+
+def _upgrade(args: argparse.Namespace) -> int:
+    found = status.find(names.check_instance(args.name))
+    upgrade.run(found, args.target, args.to, args.timeout)
+    return Exit.OK
+
+
+def _check_config(args: argparse.Namespace) -> int:
+    conf = config.load(args.file)
+    print(f"{args.file}: ok (instance {conf.server.name}, {conf.connmgrs} connection managers)")
+    return Exit.OK
+
+
+def _add_name(it: argparse.ArgumentParser) -> None:
+    it.add_argument("--name", metavar="INSTANCE", default="midair", help="default: midair")
+
+
+def _port(text: str) -> int:
+    value = int(text)
+    if not 0 <= value <= 65535:
+        raise argparse.ArgumentTypeError("0 to 65535")
+    return value
+
+
+def _monitor(text: str) -> str:
+    address = f"127.0.0.1:{text}" if text.isdecimal() else text
+    try:
+        config.split_address(address)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return address
+
+
+def _connmgrs(text: str) -> int:
+    value = int(text)
+    if not 1 <= value <= names.CONNMGRS_MAX:
+        raise argparse.ArgumentTypeError(f"1 to {names.CONNMGRS_MAX}")
+    return value
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,67 @@
+"""Crash points: a process that was told to kills itself with SIGKILL at a named place.
+
+For tests. $MIDAIR_CRASH names a file with one line `COMPONENT POINT PASSES MARKER` (COMPONENT may
+be `connmgr/*`: whichever comes there first). A component reads it when it starts, and at the given
+pass of the point removes the file MARKER and dies. That file is there once, so the successor lives,
+and so does whoever was armed with an earlier one.
+Points in C exist only in a build made with `native/build.py --crash-points`; those in Python
+are in POINTS below.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+
+# Name -> role. The comment says what has just happened there.
+POINTS = {
+    "dispatcher.accepted": "dispatcher",  # accepted, known to nobody else
+    "dispatcher.assigned": "dispatcher",  # has a slot and a uid, the keeper has no copy
+    "dispatcher.held": "dispatcher",  # the keeper has a copy, the connmgr was not told
+    "dispatcher.sent": "dispatcher",  # handed over, our copy not closed
+    "keeper.received": "keeper",  # copies received, not recorded
+    "keeper.dropped": "keeper",  # copies dropped
+    "connmgr.received": "connmgr",  # sockets received, none adopted
+    "connmgr.closed": "connmgr",  # connection closed, keeper not told
+}
+
+_armed: tuple[str, str] | None = None
+_left = 0
+
+
+def arm(component: str) -> None:
+    """Reads what $MIDAIR_CRASH says about this component (`router`, `connmgr/0`)."""
+    global _armed, _left
+    path = os.environ.get("MIDAIR_CRASH")
+    if not path:
+        return
+    try:
+        with open(path) as file:
+            who, point, passes, marker = file.read().split()
+    except (OSError, ValueError):
+        return
+    if who != component and who != component.split("/")[0] + "/*":
+        return
+    if point in POINTS:
+        _armed, _left = (point, marker), int(passes)
+        return
+    from native import crash as native_crash
+
+    if not native_crash.arm(point, int(passes), marker):
+        raise ValueError(f"{path}: there is no crash point {point!r} in this build")
+
+
+def here(point: str) -> None:
+    """A crash point. Costs a comparison when nothing is armed."""
+    global _armed, _left
+    if _armed is None or _armed[0] != point:
+        return
+    _left -= 1
+    if _left > 0:
+        return
+    path, _armed = _armed[1], None
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        return
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,1 @@
+"""Looking at an instance from outside: commands for people, HTTP for programs."""

@@ -1,0 +1,116 @@
+"""midair-monitor: answers HTTP about an instance, and is needed by nobody.
+
+It maps the statistics and the routing table read-only and reads the runtime directory; it can
+open neither bodies nor journals when it runs as a user of its own. Killed, it is started
+again; nothing waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from midair import names
+from midair.errors import LayoutError, MidairError, MissingError, PermissionsError
+from midair.exits import Exit
+from midair.monitor import metrics
+from midair.monitor.http import Answer, Server, plain
+from midair.monitor.nats import BadQueryError, Nats
+from midair.program import Program, run
+
+INDEX = """\
+<!DOCTYPE html><title>Midair</title><h1>Midair</h1><ul>
+<li><a href="/healthz">/healthz</a><li><a href="/varz">/varz</a><li><a href="/connz">/connz</a>
+<li><a href="/subsz">/subsz</a><li><a href="/metrics">/metrics</a></ul>
+"""
+
+
+class Monitor:
+    """What each path is answered with."""
+
+    def __init__(self, nats: Nats) -> None:
+        self._nats = nats
+        self._paths: dict[str, Callable[[Mapping[str, str]], Answer]] = {
+            "/": lambda _: Answer(200, "text/html; charset=utf-8", INDEX.encode()),
+            "/healthz": self._healthz,
+            "/varz": lambda _: _json(self._nats.varz()),
+            "/connz": lambda query: _json(self._nats.connz(query)),
+            "/subsz": lambda query: _json(self._nats.subsz(query)),
+            "/subscriptionsz": lambda query: _json(self._nats.subsz(query)),
+            "/metrics": self._metrics,
+        }
+
+    def handle(self, path: str, query: Mapping[str, str]) -> Answer:
+        """The answer to one request."""
+        answer = self._paths.get(path)
+        if answer is None:
+            return plain(404, f"there is {', '.join(self._paths)}")
+        counted = self._nats.requests
+        counted[path] = counted.get(path, 0) + 1
+        try:
+            return answer(query)
+        except BadQueryError as error:
+            return plain(400, str(error))
+        except (MissingError, LayoutError, PermissionsError) as error:
+            return plain(503, str(error))
+
+    def _healthz(self, _query: Mapping[str, str]) -> Answer:
+        status, said = self._nats.healthz()
+        return _json(said, status)
+
+    def _metrics(self, _query: Mapping[str, str]) -> Answer:
+        nats = self._nats
+        healthy = nats.healthz()[0] == 200
+        log = nats.sources.events()
+        text = metrics.render(nats.runtime.instance, nats.look(), nats.rates, log, healthy)
+        return Answer(200, metrics.CONTENT_TYPE, text.encode())
+
+
+def _json(said: dict[str, Any], status: int = 200) -> Answer:
+    return Answer(status, "application/json", json.dumps(said, indent=2).encode())
+
+
+async def _loop(program: Program, listener: socket.socket) -> None:
+    nats = Nats(program.runtime, program.config)
+    server = await Server(Monitor(nats).handle, program.log).start(listener)
+    woken = asyncio.Event()
+
+    def wake() -> None:
+        program.drain_wake()
+        woken.set()
+
+    asyncio.get_running_loop().add_reader(program.wake_fd, wake)
+    program.ready()
+    while not program.stopping:
+        program.watchdog()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(woken.wait(), program.wait_s_max)
+        woken.clear()
+    server.close()
+
+
+def serve(program: Program) -> None:
+    fds = program.listen_fds(names.FD_MONITOR)
+    if len(fds) != 1:
+        raise MidairError(
+            f"needs one listening socket called {names.FD_MONITOR!r} (LISTEN_FDNAMES), "
+            f"got {len(fds)}; it is started by `midair up --monitor PORT` or systemd",
+            Exit.USAGE,
+        )
+    program.acquire_lease()
+    listener = socket.socket(fileno=fds[0])
+    listener.setblocking(False)
+    asyncio.run(_loop(program, listener))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return run(names.MONITOR, serve, argv, description="Answers HTTP about an instance.")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

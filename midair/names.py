@@ -1,0 +1,127 @@
+"""Names of everything an instance has outside its processes, derived from its own name.
+
+Two instances on one machine differ in nothing but their name, so every shared name has
+to come from here: a name made up elsewhere would be missed by `ipc.remove_all`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+
+from midair.errors import MidairError
+from midair.exits import Exit
+
+ROUTER = "router"
+DISPATCHER = "dispatcher"
+CONNMGR = "connmgr"
+KEEPER = "keeper"
+MANAGER = "manager"
+MONITOR = "monitor"
+TRACER = "tracer"
+ROLES = (MANAGER, KEEPER, ROUTER, CONNMGR, DISPATCHER, MONITOR, TRACER)
+# They look at an instance, which goes on whatever happens to them.
+ONLOOKERS = (MONITOR, TRACER)
+
+# The ledger has a bit for each connection manager and the connection table a counter.
+CONNMGRS_MAX = 32
+
+CONNTABLE = "conntable"
+ARENA = "arena"
+JOURNAL = "journal"
+ROUTING = "routing"
+STATS = "stats"  # of a connection manager
+STATS_ROUTER = "stats-router"
+STATS_DISPATCHER = "stats-dispatcher"
+TRACE = "trace"  # records of the deliveries of a connection manager
+TRACE_CONTROL = "trace-control"
+# Nobody needs them to recover.
+STATISTICS = (STATS, STATS_ROUTER, STATS_DISPATCHER, TRACE, TRACE_CONTROL)
+# Noun of a segment -> whether there is one for each connection manager.
+SEGMENTS = {
+    CONNTABLE: False,
+    ARENA: True,
+    JOURNAL: True,
+    ROUTING: False,
+    STATS: True,
+    STATS_ROUTER: False,
+    STATS_DISPATCHER: False,
+    TRACE: True,
+    TRACE_CONTROL: False,
+}
+
+REFS = "refs"  # connmgr -> router: references to messages
+ORDERS = "orders"  # router -> connmgr: routing instructions
+QUEUES = (REFS, ORDERS)
+
+# Names of the listening descriptors in LISTEN_FDNAMES.
+FD_CLIENT = "client"
+FD_HANDOFF = "handoff"
+FD_KEEPER = "keeper"
+FD_MONITOR = "monitor"
+
+KEEPER_SOCKET = "keeper.sock"
+CONTROL_SOCKET = "control.sock"
+NOTIFY_SOCKET = "notify.sock"
+
+_INSTANCE = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
+
+
+def check_instance(name: str) -> str:
+    """The name itself, or an error that says what a name may look like."""
+    if not _INSTANCE.fullmatch(name):
+        raise MidairError(
+            f"instance name {name!r}: use 1 to 32 of a-z, 0-9 and '-', not starting with '-'",
+            Exit.USAGE,
+        )
+    return name
+
+
+def segment(instance: str, noun: str, index: int | None = None) -> str:
+    """`/midair.<instance>.<noun>`, with `.<n>` for the nouns each connmgr has its own of."""
+    if (index is not None) != SEGMENTS[noun]:
+        raise ValueError(f"{noun}: index {index}")
+    tail = "" if index is None else f".{_checked(index)}"
+    return f"/midair.{check_instance(instance)}.{noun}{tail}"
+
+
+def queue(instance: str, noun: str, index: int) -> str:
+    """`/midair.<instance>.<noun>.<n>`: REFS or ORDERS of connection manager `index`."""
+    if noun not in QUEUES:
+        raise ValueError(noun)
+    return f"/midair.{check_instance(instance)}.{noun}.{_checked(index)}"
+
+
+def instance_of(name: str) -> str:
+    """The instance a segment or queue name belongs to."""
+    prefix, instance, _ = name.split(".", 2)
+    if prefix != "/midair":
+        raise ValueError(name)
+    return check_instance(instance)
+
+
+def handoff_socket(index: int) -> str:
+    """File name, in the runtime directory, of the socket a connmgr receives clients on."""
+    return f"connmgr-{_checked(index)}.sock"
+
+
+def component(role: str, index: int | None = None) -> str:
+    """How a component is called in messages: `router`, `connmgr/0`."""
+    return role if index is None else f"{role}/{index}"
+
+
+def lease_key(uid: int, instance: str, role: str, index: int | None = None) -> int:
+    """SysV key of a role's lease: 31 bits, never 0 (which would mean IPC_PRIVATE).
+
+    `uid` is the owner of the instance (of its runtime directory), not of the process that
+    asks: a router that runs as another user must come to the same key.
+    """
+    text = f"midair lease {uid} {instance} {role} {0 if index is None else index}"
+    digest = hashlib.sha256(text.encode()).digest()
+    return (int.from_bytes(digest[:4], "big") & 0x7FFFFFFF) or 1
+
+
+def _checked(index: int) -> int:
+    if not 0 <= index < CONNMGRS_MAX:
+        raise ValueError(f"connmgr index {index}")
+    return index

@@ -1,0 +1,266 @@
+"""The runtime directory of an instance: sockets, locks, generations, who is running.
+
+Where it is: $MIDAIR_RUNTIME_DIR/<instance>; under systemd $RUNTIME_DIRECTORY; for root
+/run/midair/<instance>; else $XDG_RUNTIME_DIR/midair/<instance>; else
+/tmp/midair-<uid>/<instance>. It belongs to the user of the instance and is closed to
+others, except that it is opened to one group when the router runs as a user of its own
+(sticky, so that the router can add files but not replace those of others).
+
+Nothing in here is needed to recover: it is gone after a reboot, like the segments.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from midair import names
+from midair.errors import MidairError, MissingError, PermissionsError
+from midair.exits import Exit
+
+STARTING = "starting"
+STANDBY = "standby"
+ACTIVE = "active"
+STATES = (STARTING, STANDBY, ACTIVE)
+
+# sun_path holds 108 bytes with its NUL; the longest socket name is "connmgr-31.sock".
+_PATH_BYTES_MAX = 107 - len("/connmgr-31.sock")
+
+
+@dataclass(frozen=True)
+class State:
+    """What a component says about itself. One file for each process, replaced atomically."""
+
+    role: str
+    index: int | None
+    pid: int
+    start_ticks: int  # field 22 of /proc/<pid>/stat: tells a process from a later one
+    version: str
+    state: str
+    generation: int
+    started_at: float  # seconds since the epoch
+
+    @property
+    def uptime_s(self) -> float:
+        return max(0.0, time.time() - self.started_at)
+
+
+def locate(instance: str, environ: Mapping[str, str] = os.environ) -> Path:
+    """Where the runtime directory of an instance is, whether or not it exists."""
+    names.check_instance(instance)
+    if base := environ.get("MIDAIR_RUNTIME_DIR"):
+        path = Path(base) / instance
+    elif under := environ.get("RUNTIME_DIRECTORY", "").split(":")[0]:
+        path = Path(under) if Path(under).name == instance else Path(under) / instance
+    elif os.geteuid() == 0:
+        path = Path("/run/midair") / instance
+    elif xdg := environ.get("XDG_RUNTIME_DIR"):
+        path = Path(xdg) / "midair" / instance
+    else:
+        path = Path(f"/tmp/midair-{os.geteuid()}") / instance
+    if len(os.fsencode(path)) > _PATH_BYTES_MAX:
+        raise MidairError(
+            f"{path}: too long for the sockets in it ({_PATH_BYTES_MAX} bytes at most); "
+            "set MIDAIR_RUNTIME_DIR to a shorter path",
+            Exit.USAGE,
+        )
+    return path
+
+
+def start_ticks(pid: int) -> int | None:
+    """When a process started, in clock ticks since boot; None if there is no such process."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    # The name in parentheses may hold anything, so count the fields after the last one.
+    fields = text[text.rindex(")") + 2 :].split()
+    return None if fields[0] in "ZX" else int(fields[19])
+
+
+class Runtime:
+    """One instance's runtime directory, known to exist and to be ours."""
+
+    def __init__(self, instance: str, path: Path) -> None:
+        self.instance = instance
+        self.path = path
+        self.owner_uid = path.stat().st_uid
+
+    @classmethod
+    def open(cls, instance: str) -> Runtime:
+        """The directory of an instance that has been started. MissingError if there is none."""
+        path = locate(instance)
+        try:
+            _check(path)
+        except FileNotFoundError:
+            raise MissingError(f"no instance {instance!r} is running (no {path})") from None
+        return cls(instance, path)
+
+    @classmethod
+    def create(cls, instance: str, gid: int | None = None) -> Runtime:
+        """Opens the directory, making it when it is not there. `gid`: open it to a group."""
+        path = locate(instance)
+        try:
+            if path.parent.name in ("midair", f"midair-{os.geteuid()}"):
+                shared = path.parent == Path("/run/midair")
+                with contextlib.suppress(FileExistsError):
+                    path.parent.mkdir(mode=0o755 if shared else 0o700)
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if path.parent.name == f"midair-{os.geteuid()}":
+                _check(path.parent)
+            with contextlib.suppress(FileExistsError):
+                path.mkdir(mode=0o700)
+            _check(path)
+            if gid is not None and path.stat().st_uid == os.geteuid():
+                os.chown(path, -1, gid)
+                path.chmod(0o1770)
+        except PermissionError as error:
+            raise PermissionsError(
+                f"cannot use the runtime directory {path}: {error.strerror}"
+            ) from None
+        return cls(instance, path)
+
+    def socket(self, name: str) -> str:
+        """Path of a socket, as a string because that is what bind() and connect() take."""
+        return str(self.path / name)
+
+    def remove(self) -> None:
+        """Removes the directory with all that is in it, and its parent when that is empty."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        if self.path.parent.name in ("midair", f"midair-{os.geteuid()}"):
+            with contextlib.suppress(OSError):
+                self.path.parent.rmdir()
+
+    # Files
+
+    @contextlib.contextmanager
+    def lock(self, name: str) -> Iterator[None]:
+        """Holds `<name>.lock`. The kernel lets go of it when the holder dies."""
+        fd = self.open_shared(f"{name}.lock")
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(fd)
+
+    def write(self, name: str, text: str, mode: int = 0o640) -> Path:
+        """Replaces a file atomically: a reader sees the old text or the new, never half."""
+        fd, temporary = tempfile.mkstemp(prefix=f".{name}.", dir=self.path)
+        try:
+            with os.fdopen(fd, "w") as file:
+                file.write(text)
+                os.fchmod(file.fileno(), mode)
+                with contextlib.suppress(PermissionError):
+                    os.fchown(file.fileno(), -1, self.path.stat().st_gid)
+            os.rename(temporary, self.path / name)
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)
+            raise
+        return self.path / name
+
+    def next_generation(self, role: str, index: int | None = None) -> int:
+        """1 for the first start of a role in the life of the instance, then one more each."""
+        name = f"{_stem(role, index)}.generation"
+        with self.lock(name):
+            try:
+                last = int((self.path / name).read_text())
+            except (FileNotFoundError, ValueError):
+                last = 0
+            self.write(name, f"{last + 1}\n")
+        return last + 1
+
+    def write_state(self, state: State) -> None:
+        """Says what this component is doing; removes what dead ones of its role left."""
+        stem = _stem(state.role, state.index)
+        self.write(f"{stem}.{state.pid}.state", json.dumps(asdict(state)))
+        for path in [*self.path.glob(f"{stem}.*.state"), *self.path.glob(f"{stem}.*.next")]:
+            if _read_state(path) is None:
+                with contextlib.suppress(FileNotFoundError, PermissionError):
+                    path.unlink()
+
+    def prepare_state(self, state: State) -> None:
+        """Writes a state that the process is not in yet, for `enter_state`."""
+        stem = _stem(state.role, state.index)
+        self.write(f"{stem}.{state.pid}.next", json.dumps(asdict(state)))
+
+    def enter_state(self, role: str, index: int | None, pid: int) -> None:
+        """The prepared state is the one it is in now: one call, for who is in a hurry."""
+        stem = self.path / f"{_stem(role, index)}.{pid}"
+        os.rename(f"{stem}.next", f"{stem}.state")
+
+    def states(self) -> list[State]:
+        """Every component that is alive, in a stable order."""
+        found = [_read_state(path) for path in self.path.glob("*.state")]
+        order = {role: at for at, role in enumerate(names.ROLES)}
+        return sorted(
+            (state for state in found if state is not None),
+            key=lambda s: (order.get(s.role, len(order)), s.index or 0, s.generation),
+        )
+
+    def open_shared(self, name: str, flags: int = 0) -> int:
+        """A descriptor of a file that every component may write; made if it is not there."""
+        # Not O_CREAT on a file that may exist: in a sticky directory the kernel refuses
+        # that for files of another user (fs.protected_regular), even to root.
+        path = self.path / name
+        while True:
+            try:
+                return os.open(path, os.O_RDWR | os.O_CLOEXEC | flags)
+            except FileNotFoundError:
+                pass
+            try:
+                made = os.O_CREAT | os.O_EXCL
+                fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | made | flags, 0o600)
+            except FileExistsError:
+                continue
+            except FileNotFoundError:
+                raise MissingError(
+                    f"instance {self.instance!r} has ended (no {self.path})"
+                ) from None
+            if self.path.stat().st_mode & stat.S_IWGRP:
+                with contextlib.suppress(PermissionError):
+                    os.fchown(fd, -1, self.path.stat().st_gid)
+                os.fchmod(fd, 0o660)
+            return fd
+
+
+def _stem(role: str, index: int | None) -> str:
+    return role if index is None else f"{role}-{index}"
+
+
+def _read_state(path: Path) -> State | None:
+    """The state in a file, or None when its process is not alive any more."""
+    try:
+        state = State(**json.loads(path.read_text()))
+    except (FileNotFoundError, ValueError, TypeError):
+        return None
+    return state if start_ticks(state.pid) == state.start_ticks else None
+
+
+def _check(path: Path) -> None:
+    """Refuses a directory that someone else could have prepared for us.
+
+    It has to be ours, root's, or (for a component that runs as a user of its own) one
+    that its owner has opened to a group of ours; and never open to everybody.
+    """
+    about = path.lstat()
+    if not stat.S_ISDIR(about.st_mode):
+        raise OSError(errno.ENOTDIR, f"{path} is not a directory")
+    if about.st_mode & stat.S_IWOTH:
+        raise PermissionsError(f"{path} can be written by everybody: not used")
+    groups = {os.getegid(), *os.getgroups()}
+    if about.st_uid in (os.geteuid(), 0) or os.geteuid() == 0:
+        return
+    if about.st_mode & stat.S_IWGRP and about.st_gid in groups:
+        return
+    raise PermissionsError(f"{path} belongs to another user (uid {about.st_uid}): not used")
