@@ -1,0 +1,1 @@
+"""Load generator, peers and the tables of ratios."""

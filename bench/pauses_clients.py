@@ -1,0 +1,286 @@
+"""The clients of bench.pauses, one process each: `python -m bench.pauses_clients KIND ...`.
+
+    publisher  one connection, numbered messages at a steady pace
+    subscriber one connection, notes when each of them arrives
+    crowd      many connections with many subscriptions, on which nothing happens
+    knocker    connects, says PING, leaves, again and again
+
+All of them reconnect at once and by themselves when their connection ends, and count it. What
+the publisher has not written yet is written after that, as client libraries do. Questions
+come as lines of JSON on stdin, answers go to stdout. Times are CLOCK_MONOTONIC in seconds,
+which all processes of a machine share.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import select
+import selectors
+import socket
+import sys
+import time
+from collections import deque
+from typing import Any
+
+from midair.questions import Questions, say
+
+SUBJECT = b"pauses.stream"
+BODY = b"%016d"
+FRAME = b"MSG " + SUBJECT + b" 1 16\r\n" + BODY + b"\r\n"
+FRAME_BYTES = len(FRAME % 0)
+HEAD = FRAME.split(b"%", maxsplit=1)[0]
+CONNECT = b'CONNECT {"verbose":false,"pedantic":false,"headers":true,"name":"pauses"}\r\n'
+RETRY_S = 0.01
+PATIENCE_S = 60.0
+
+
+class Line:
+    """A connection that is made again when it ends."""
+
+    def __init__(self, port: int, hello: bytes) -> None:
+        self.port = port
+        self.hello = hello  # what is said after CONNECT, every time
+        self.drops = -1
+        self.refusals = 0
+        self.data = b""
+        self.socket = self.connect()
+
+    @property
+    def fd(self) -> int:
+        return self.socket.fileno()
+
+    def connect(self) -> socket.socket:
+        """Tries until it is connected and greeted, and its hello is answered."""
+        self.drops += 1
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            sock = socket.socket()
+            try:
+                sock.settimeout(PATIENCE_S)
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                sock.connect(("127.0.0.1", self.port))
+                self._greet(sock)
+                sock.setblocking(False)
+                self.socket = sock
+                return sock
+            except OSError:
+                sock.close()
+                self.refusals += 1
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(RETRY_S)
+
+    def _greet(self, sock: socket.socket) -> None:
+        data = b""
+        sock.sendall(CONNECT + self.hello + b"PING\r\n")
+        while (at := data.find(b"PONG\r\n")) < 0:
+            got = sock.recv(65536)
+            if not got:
+                raise ConnectionError("closed before PONG")
+            data += got
+        if not data.startswith(b"INFO "):
+            raise ValueError(f"not a greeting: {data[:100]!r}")
+        self.data = data[at + 6 :]
+
+    def read(self) -> bool:
+        """Adds what has come to `data`; False: the connection ended, and was made again."""
+        try:
+            got = self.socket.recv(1 << 16)
+        except BlockingIOError:
+            return True
+        except OSError:
+            got = b""
+        if not got:
+            self.socket.close()
+            self.connect()
+            return False
+        self.data += got
+        return True
+
+    def answer_pings(self) -> None:
+        """When nothing else can come."""
+        if self.data == b"PING\r\n":
+            self.socket.send(b"PONG\r\n")
+        elif not b"PING\r\n".startswith(self.data):
+            raise ValueError(f"nothing was to come: {self.data[:100]!r}")
+        else:
+            return
+        self.data = b""
+
+
+def publisher(port: int, rate: float) -> None:
+    """Message n is due at start + n / rate, whatever happens."""
+    line, questions = Line(port, b""), Questions()
+    waiting: deque[bytes] = deque()
+    taken = 0  # bytes of the first that the kernel has taken
+    start, number = time.monotonic(), 0
+    say(ready=True)
+    while True:
+        now = time.monotonic()
+        while start + number / rate <= now:
+            waiting.append(b"PUB %b 16\r\n" % SUBJECT + BODY % number + b"\r\n")
+            number += 1
+        while waiting:
+            try:
+                taken += line.socket.send(waiting[0][taken:])
+            except BlockingIOError:
+                break
+            except OSError:
+                line.socket.close()
+                line.connect()
+                taken = 0
+                continue
+            if taken == len(waiting[0]):
+                waiting.popleft()
+                taken = 0
+        wait_s = start + number / rate - time.monotonic()
+        ready, _, _ = select.select([0, line.fd], [], [], max(0.0, wait_s))
+        if 0 in ready:
+            for _ in questions.read():
+                say(number=number - len(waiting), drops=line.drops)
+        if line.fd in ready:
+            if line.read():
+                line.answer_pings()
+            else:
+                taken = 0
+
+
+class Arrivals:
+    """When messages arrived, and which did not."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []  # of each read that brought something
+        self.next = 0
+        self.missing: set[int] = set()
+        self.duplicated = 0
+        self.reordered = 0
+
+    def add(self, now: float, numbers: list[int]) -> None:
+        self.times.append(now)
+        for number in numbers:
+            if number == self.next:
+                self.next += 1
+            elif number > self.next:
+                self.missing.update(range(self.next, number))
+                self.next = number + 1
+            elif number in self.missing:
+                self.missing.remove(number)
+                self.reordered += 1
+            else:
+                self.duplicated += 1
+
+    def gap_s(self, since: float, until: float) -> float:
+        """The longest time without a delivery that overlaps with these moments."""
+        first = max(0, bisect.bisect_left(self.times, since) - 1)
+        last = bisect.bisect_right(self.times, until) + 1
+        times = self.times[first:last]
+        return max((b - a for a, b in itertools.pairwise(times)), default=0.0)
+
+
+def take(line: Line) -> list[int]:
+    """The numbers of the messages that have come whole."""
+    numbers = []
+    data, at = line.data, 0
+    while len(data) - at >= len(b"PING\r\n"):
+        if data.startswith(b"PING\r\n", at):
+            line.socket.send(b"PONG\r\n")
+            at += len(b"PING\r\n")
+            continue
+        frame = data[at : at + FRAME_BYTES]
+        if not frame.startswith(HEAD[: len(frame)]):
+            raise ValueError(f"not the frame that was to come: {frame!r}")
+        if len(frame) < FRAME_BYTES:
+            break
+        numbers.append(int(frame[len(HEAD) : len(HEAD) + 16]))
+        if frame != FRAME % numbers[-1]:
+            raise ValueError(f"not the frame that was to come: {frame!r}")
+        at += FRAME_BYTES
+    line.data = data[at:]
+    return numbers
+
+
+def subscriber(port: int) -> None:
+    line, questions, arrivals = Line(port, b"SUB %b 1\r\n" % SUBJECT), Questions(), Arrivals()
+    say(ready=True)
+    while True:
+        ready, _, _ = select.select([0, line.fd], [], [], 1.0)
+        if line.fd in ready:
+            line.read()
+            if numbers := take(line):
+                arrivals.add(time.monotonic(), numbers)
+        if 0 in ready:
+            for asked in questions.read():
+                say(
+                    next=arrivals.next,
+                    gap_s=arrivals.gap_s(asked["since"], asked["until"]),
+                    lost=len(arrivals.missing),
+                    duplicated=arrivals.duplicated,
+                    reordered=arrivals.reordered,
+                    drops=line.drops,
+                )
+
+
+def crowd(port: int, connections: int, subscriptions: int) -> None:
+    each = subscriptions // connections
+    lines = [
+        Line(port, b"".join(b"SUB crowd.%d.%d %d\r\n" % (at, n, n) for n in range(each)))
+        for at in range(connections)
+    ]
+    questions = Questions()
+    selector = selectors.DefaultSelector()
+    selector.register(0, selectors.EVENT_READ)
+    for line in lines:
+        selector.register(line.socket, selectors.EVENT_READ, line)
+    say(ready=True)
+    while True:
+        for key, _ in selector.select():
+            if key.data is None:
+                for _asked in questions.read():
+                    say(drops=sum(line.drops for line in lines))
+                continue
+            old = key.data.socket
+            selector.unregister(old)
+            if key.data.read():
+                key.data.answer_pings()
+            selector.register(key.data.socket, selectors.EVENT_READ, key.data)
+
+
+def knocker(port: int, pause_s: float) -> None:
+    """Visits one after the other: (began, greeted)."""
+    questions = Questions()
+    visits: list[tuple[float, float]] = []
+    refusals = 0
+    say(ready=True)
+    while True:
+        began = time.monotonic()
+        line = Line(port, b"")
+        visits.append((began, time.monotonic()))
+        refusals += line.refusals
+        line.socket.close()
+        ready, _, _ = select.select([0], [], [], pause_s)
+        if ready:
+            for asked in questions.read():
+                took = [
+                    end - start
+                    for start, end in visits
+                    if end >= asked["since"] and start <= asked["until"]
+                ]
+                say(connect_s=max(took, default=0.0), refusals=refusals)
+
+
+KINDS: dict[str, Any] = {
+    "publisher": publisher,
+    "subscriber": subscriber,
+    "crowd": crowd,
+    "knocker": knocker,
+}
+
+
+def main() -> None:
+    kind, port, *more = sys.argv[1:]
+    KINDS[kind](int(port), *(float(word) if "." in word else int(word) for word in more))
+
+
+if __name__ == "__main__":
+    main()
