@@ -1,0 +1,1 @@
+"""Real clients and raw conversations that the tests hold with a server."""

@@ -1,0 +1,110 @@
+"""What the tests of the trace jobs share: one Spark session, and synthetic runs with their report.
+
+Everything is made once, on first use, for all modules.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from spark_jobs import latency_report, session
+from spark_jobs.generate import Load, generate
+from spark_jobs.histogram import PARTS, PERCENTILES, RELATIVE_ERROR
+from spark_jobs.schema import STAGES
+
+BASE = Path(tempfile.mkdtemp(prefix="mdt-spark-"))
+atexit.register(shutil.rmtree, BASE, ignore_errors=True)
+
+# Ten seconds, five upgrades, nine records in ten with an intended time.
+SMALL = Load(
+    run="small",
+    records=150_000,
+    rate=15_000,
+    connections=24,
+    connmgrs=3,
+    subjects=20,
+    event_every_s=2.0,
+    pause_ms=20.0,
+    stamped=0.9,
+    chunk=40_000,
+)
+
+
+@functools.cache
+def spark() -> Any:
+    # Data is small here: compiling every query twice, to Java and to good machine code, would take
+    # most of the time. The cluster's test runs a job as it is.
+    found = session.start(
+        "tests",
+        "local[2]",
+        java="-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        settings={
+            "spark.sql.codegen.wholeStage": "false",
+            "spark.sql.shuffle.partitions": "2",
+            "spark.driver.memory": "2g",
+        },
+    )
+    atexit.register(found.stop)
+    return found
+
+
+@functools.cache
+def run_of(load: Load) -> Path:
+    """A complete run folder."""
+    folder = BASE / f"run-{load.run}"
+    generate(folder, load)
+    return folder
+
+
+@functools.cache
+def report_of(load: Load) -> tuple[Path, dict[str, Any]]:
+    """The folder of a report, and what report.json says."""
+    out = BASE / f"report-{load.run}"
+    facts = latency_report.make_report(spark(), str(run_of(load)), str(out), quiet=True)
+    return out, facts
+
+
+def read(*path: Any) -> list[dict[str, Any]]:
+    """The rows of a table."""
+    rows: list[dict[str, Any]] = pq.read_table(Path(*path)).to_pylist()
+    return rows
+
+
+@functools.cache
+def records_of(load: Load) -> dict[str, Any]:
+    """All records as numpy columns, in the order they were written, with `start_ns`."""
+    parts = sorted(run_of(load).glob("minute=*/part-*.parquet"))
+    table = pa.concat_tables(pq.ParquetFile(part).read() for part in parts).sort_by("written_ns")
+    columns = {name: table[name].to_numpy() for name in table.column_names if name != "run"}
+    stamped = columns["intended_ns"] > 0
+    columns["start_ns"] = np.where(stamped, columns["intended_ns"], columns["received_ns"])
+    return columns
+
+
+def durations(columns: dict[str, Any], stage_name: str) -> Any:
+    """The durations of a stage, computed the plain way."""
+    (stage,) = [stage for stage in STAGES if stage.name == stage_name]
+    if stage_name == "total":
+        return columns["written_ns"] - columns["start_ns"]
+    values = columns[stage.end] - columns[stage.start]
+    return values[columns["intended_ns"] > 0] if stage.start == "intended_ns" else values
+
+
+def check_figures(row: dict[str, Any], values: Any) -> None:
+    """A row of figures against the exact ones of the same durations."""
+    assert row["count"] == len(values)
+    assert row["max_ns"] == values.max()
+    assert row["mean_ns"] == round(values.sum() / len(values))
+    ordered = np.sort(values)
+    for name, part in PERCENTILES.items():
+        exact = int(ordered[-(-len(values) * part // PARTS) - 1])
+        assert abs(row[name] - exact) <= RELATIVE_ERROR * exact, (name, row[name], exact)

@@ -1,0 +1,1 @@
+"""Clients that check every promise while components are being killed."""

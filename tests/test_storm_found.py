@@ -1,0 +1,221 @@
+"""What storms have found, each as the smallest sequence that shows it every time.
+
+Method: processes are stopped (SIGSTOP) so that the unlucky moment lasts, then killed in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import posix_ipc
+from clients.stream import Stream, pub
+from conftest import Instance, eventually
+
+from dispatcher.handoff import GUARDED, Client, Handoffs, cookie_of
+from midair import listeners, names, wire
+from midair.keeper import Keeper
+from midair.keeper_client import KeeperClient
+from midair.runtime import Runtime
+from native.conntable import ACTIVE, ConnTable
+
+Make = Callable[..., Instance]
+CONNMGR = "connmgr/0"
+
+
+@contextlib.contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """The process does nothing inside."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
+def descriptors(pid: int) -> int:
+    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+
+
+def restarted(instance: Instance, component: str, old: int) -> bool:
+    row = instance.components().get(component)
+    return row is not None and row["pid"] != old and row["state"] == "active"
+
+
+def waiting(name: str) -> int:
+    """Messages in a queue."""
+    queue = posix_ipc.MessageQueue(name)
+    try:
+        return int(queue.current_messages)
+    finally:
+        queue.close()
+
+
+def test_an_end_that_was_confirmed_while_the_connmgr_was_dead(make_midair: Make) -> None:
+    """The successor asks for the end again and finds the answer to the first question waiting.
+
+    It used to take the connection out of memory but not out of the list of those it had to ask
+    about, and then asked about slot 0 for ever.
+    """
+    instance = make_midair(connmgrs=1)
+    stays, goes = (Stream(instance.host, instance.port) for _ in range(2))
+    stays.sub(b"here", b"1")
+    stays.sync()
+    goes.sync()
+    connmgr, router = instance.pid(CONNMGR), instance.pid("router")
+    with stopped(router):
+        before = descriptors(connmgr)
+        goes.close()
+        eventually(lambda: descriptors(connmgr) < before, "the connection is closed")
+        refs = names.queue(instance.name, names.REFS, 0)
+        eventually(lambda: waiting(refs), "the router is to be told of its end")
+        os.kill(connmgr, signal.SIGSTOP)
+    orders = names.queue(instance.name, names.ORDERS, 0)
+    eventually(lambda: waiting(orders), "the router has confirmed it")
+    os.kill(connmgr, signal.SIGKILL)
+    eventually(lambda: restarted(instance, CONNMGR, connmgr), "the connmgr is up again")
+    for n in range(10):
+        stays.send(pub(b"here", b"%d" % n))
+    assert [message.body for message in stays.take(10)] == [b"%d" % n for n in range(10)]
+    late = Stream(instance.host, instance.port)
+    late.sync()
+    late.close()
+    stays.close()
+
+
+def test_a_verbose_client_gets_its_answers_in_order_from_a_successor(make_midair: Make) -> None:
+    """PING is answered by way of the router, so what follows it must wait, also after a crash.
+
+    That something waits used to be known to the process alone.
+    """
+    instance = make_midair(connmgrs=1)
+    with socket.create_connection((instance.host, instance.port), 30) as client:
+        stream = client.makefile("rb")
+        assert stream.readline().startswith(b"INFO ")
+        client.sendall(b'CONNECT {"verbose":true}\r\n')
+        assert stream.readline() == b"+OK\r\n"
+        connmgr, router = instance.pid(CONNMGR), instance.pid("router")
+        with stopped(router):
+            client.sendall(b"PING\r\nPUB nobody 2\r\nhi\r\nPING\r\n")
+            refs = names.queue(instance.name, names.REFS, 0)
+            eventually(lambda: waiting(refs), "the router is asked")
+            os.kill(connmgr, signal.SIGKILL)
+            eventually(lambda: restarted(instance, CONNMGR, connmgr), "the connmgr is up again")
+        answers = [stream.readline() for _ in range(3)]
+        assert answers == [b"PONG\r\n", b"+OK\r\n", b"PONG\r\n"]
+        stream.close()
+
+
+def test_a_socket_that_was_dropped_before_it_was_held(tmp_path: Path) -> None:
+    """HOLD comes from the dispatcher and DROP from a connmgr: a new keeper may read DROP first.
+
+    It used to hold the socket for ever.
+    """
+    path = str(tmp_path / "k")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(path)
+        listener.listen()
+        listener.setblocking(False)
+        keeper = Keeper(listener)
+        connmgr, dispatcher = KeeperClient(path), KeeperClient(path)
+        ours, theirs = socket.socketpair()
+        try:
+            connmgr.drop([7])
+            assert dispatcher.hold([(7, ours.fileno()), (8, ours.fileno())]) == 2
+            eventually(lambda: keeper.turn(0.0) or 8 in keeper.held, "both are read")
+            assert list(keeper.held) == [8]
+            connmgr.drop([8])
+            eventually(lambda: keeper.turn(0.0) or not keeper.held, "it is dropped")
+            assert dispatcher.hold([(8, ours.fileno()), (9, ours.fileno())]) == 2
+            eventually(lambda: keeper.turn(0.0) or keeper.held, "it is read")
+            assert list(keeper.held) == [9]
+            ours.close()
+            wire.close_all([keeper.held.pop(9)])
+            theirs.settimeout(30)
+            assert theirs.recv(1) == b""  # no copy is left
+        finally:
+            connmgr.close()
+            dispatcher.close()
+            theirs.close()
+            ours.close()
+            keeper.close()
+
+
+class Recovery:
+    """What a dispatcher finds when it starts: a table and a keeper, which runs in a thread."""
+
+    def __init__(self, instance: str, stack: contextlib.ExitStack) -> None:
+        runtime = Runtime.create(instance)
+        path = runtime.socket(names.KEEPER_SOCKET)
+        listener = stack.enter_context(listeners.open_peer(runtime, names.KEEPER_SOCKET))
+        stack.enter_context(listeners.open_peer(runtime, names.handoff_socket(0)))
+        keeper, over = Keeper(listener), threading.Event()
+
+        def keep() -> None:
+            while not over.is_set():
+                keeper.turn(0.01)
+
+        thread = threading.Thread(target=keep)
+        thread.start()
+        stack.callback(lambda: (over.set(), thread.join(), keeper.close()))
+        self.table = ConnTable.open(instance, 16, create=True)
+        stack.callback(self.table.close)
+        self.table.reap()
+        self.client = KeeperClient(path)
+        stack.callback(self.client.close)
+        self.handoffs = Handoffs(KeeperClient(path), [runtime.socket(names.handoff_socket(0))])
+        stack.callback(self.handoffs.close)
+
+    def assign(self, cookie: int) -> tuple[int, int]:
+        given = self.table.assign(0, 0, "127.0.0.1", 1, time.time_ns(), cookie)
+        assert given is not None
+        return given
+
+    def kept(self, uid: int) -> bool:
+        found = self.client.give([uid])
+        wire.close_all(fd for _, fd in found)
+        return bool(found)
+
+
+def test_a_client_saved_by_the_guard_is_kept_until_it_has_a_name(instance_name: str) -> None:
+    """A dispatcher that dies while it takes up what the guard saved loses none of it.
+
+    The keeper used to be told to drop the nameless copy before there was another.
+    """
+    with contextlib.ExitStack() as stack:
+        it = Recovery(instance_name, stack)
+        server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        stack.enter_context(socket.create_connection(server.getsockname()))
+        with server.accept()[0] as accepted:
+            assert it.client.hold([(GUARDED[0], accepted.fileno())]) == 1
+        found = it.handoffs.recover(it.table, 10.0)
+        (saved,) = found.unknown
+        assert it.kept(GUARDED[0])  # were it killed now
+        slot, uid = it.assign(cookie_of(saved))
+        it.handoffs.add(Client(uid, slot, 0, 0, saved.detach()))
+        assert it.kept(GUARDED[0])  # or now
+        it.handoffs.forget(found.nameless)
+        assert it.kept(uid)
+        assert not it.kept(GUARDED[0])
+
+
+def test_a_slot_whose_client_left_during_the_hand_off_is_freed(instance_name: str) -> None:
+    """The guard saves no socket whose peer has gone, so nobody will ever have it.
+
+    The slot used to stay assigned until a dispatcher was started half a minute later.
+    """
+    with contextlib.ExitStack() as stack:
+        it = Recovery(instance_name, stack)
+        left, served = it.assign(1), it.assign(2)
+        found = it.handoffs.recover(it.table, 10.0)
+        assert [slot.uid for slot in found.doubtful] == [left[1], served[1]]
+        it.table.set_state(served[0], ACTIVE)  # its hand-off was on the way after all
+        it.handoffs.give_up(it.table, found.doubtful)
+        assert [slot.uid for slot in it.table.used()] == [served[1]]
