@@ -36,6 +36,10 @@ DESCRIPTORS_RESERVED = 256
 RECOVER_S = 5.0
 SHOW_S = 0.2  # how often counters are published
 
+# Of the congestion controls the one that every kernel has and lets everyone use. It paces nothing.
+UNPACED = b"reno"
+LOCAL = ("127.", "::1", "::ffff:127.")
+
 REFUSAL = b"-ERR 'maximum connections exceeded'\r\n"
 
 
@@ -49,6 +53,7 @@ class Dispatcher:
         balance: Balance,
         handoffs: Handoffs,
         connections_max: int,
+        pace_local: bool,
     ) -> None:
         self.accepted = 0
         self.refused = 0
@@ -58,6 +63,7 @@ class Dispatcher:
         self._balance = balance
         self._handoffs = handoffs
         self._connections_max = connections_max
+        self._pace_local = pace_local
         self._selector = selectors.DefaultSelector()
         self._accepting = False
         self._paused_until = 0.0
@@ -122,6 +128,8 @@ class Dispatcher:
         sock.setblocking(False)
         with contextlib.suppress(OSError):  # the peer may have gone already
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if not self._pace_local and address[0].startswith(LOCAL):
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, UNPACED)
         connmgr = self._balance.choose()
         given = None
         if self._balance.total <= self._connections_max:
@@ -186,7 +194,14 @@ def serve(program: Program) -> None:
     started = time.monotonic()
     found = handoffs.recover(table, RECOVER_S) if program.generation > 1 else Recovered()
     recovered_s = time.monotonic() - started
-    dispatcher = Dispatcher(listeners, table, balance, handoffs, _connections_max(program))
+    dispatcher = Dispatcher(
+        listeners,
+        table,
+        balance,
+        handoffs,
+        _connections_max(program),
+        conf.latency.pace_local,
+    )
     for sock in found.unknown:
         dispatcher.adopt(sock)
     handoffs.forget(found.nameless)

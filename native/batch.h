@@ -200,6 +200,11 @@ static inline uint32_t order_bytes(const struct order *o)
     }
 }
 
+static inline const struct order *batch_order(const struct batch *b, uint32_t at)
+{
+    return (const struct order *)((const char *)b + at);
+}
+
 /* Whether this order is about a message that a connmgr lets go of after it. */
 static inline int order_has_message(const struct order *o)
 {

@@ -125,6 +125,12 @@ void connmgr_linger(struct connmgr *cm, struct conn *c)
     connmgr_set_reading(cm, c, 1);
 }
 
+void connmgr_end_later(struct connmgr *cm, struct conn *c)
+{
+    c->next_marked = cm->marked_first;
+    cm->marked_first = c->slot;
+}
+
 void connmgr_end_marked(struct connmgr *cm)
 {
     while (cm->marked_first != CONNMGR_NONE) {

@@ -35,8 +35,8 @@
 
 #define CONNMGR_NONE UINT32_MAX
 #define CONNMGR_EVENTS_MAX 512
-#define CONNMGR_RECV_MAX 65536u       /* bytes of one recv: a turn is short */
-#define CONNMGR_RECV_MIN 16384u       /* room below which a chunk counts as full */
+#define CONNMGR_RECV_MAX 61440u       /* bytes of one recv, the quantum: two and a frame fit a chunk */
+#define CONNMGR_RECV_MIN 16384u       /* the least room for one, when there are few free chunks */
 #define CONNMGR_RECV_LINE 512u        /* bytes of one recv of a control line when too much is begun */
 #define CONNMGR_BULK_BYTES 32768u     /* a frame larger than this gets a chunk of its own */
 #define CONNMGR_COPY_MAX 4096u        /* a body larger than this is written from the arena */
@@ -45,6 +45,7 @@
 #define CONNMGR_PASSES_A_TURN 8       /* over the readable connections, until a batch is full */
 #define CONNMGR_READS_A_TURN 64       /* connections read between two looks at orders */
 #define CONNMGR_CHUNKS_RESERVED 16u   /* kept for small messages when large ones come */
+#define CONNMGR_CHUNKS_FEW 64u        /* free chunks below which they are filled to the end */
 #define CONNMGR_CHUNKS_COMPACT 4u     /* of those, kept for moving unfinished frames together */
 #define MODES_HEADER_MAX 4096u        /* bytes of a header block that are searched for a mode */
 #define CONNMGR_DISCARD_NS 2000000000ULL /* how long a lingering peer may keep us waiting */
@@ -172,6 +173,7 @@ struct conn {
     uint64_t heard_ns;    /* last bytes from the client */
     uint32_t pings;       /* unanswered */
     uint32_t pass;        /* the last one it was read in */
+    uint32_t run;         /* the last one it was a recipient of (deliver.c) */
 };
 
 enum stalled_list {
@@ -222,6 +224,7 @@ struct connmgr {
     struct epoll_event ready[CONNMGR_READS_A_TURN]; /* readable, in the order they are read */
     int ready_at, ready_count;
     uint32_t pass;     /* see read_ready() */
+    uint32_t run;      /* see each_once() */
     uint32_t bulk;     /* connections with chunks of their own: these can always go on */
     uint64_t begun;    /* bytes of unfinished frames in shared chunks */
     uint64_t begun_max;
@@ -316,6 +319,7 @@ void connmgr_ended(struct connmgr *cm, uint32_t slot, uint64_t uid);
 /* One step of a lingering connection: once the router has ended its session and the error is
  * written, our side is shut down. A client that sees the end is thus out of every group. */
 void connmgr_linger(struct connmgr *cm, struct conn *c);
+void connmgr_end_later(struct connmgr *cm, struct conn *c); /* with connmgr_end_marked() */
 /* Ends the connections a batch found to be too slow, once the batch is done. */
 void connmgr_end_marked(struct connmgr *cm);
 void connmgr_ask(struct connmgr *cm, struct conn *c, uint8_t what);
@@ -346,7 +350,7 @@ int input_recover(struct connmgr *cm, struct conn *c, uint64_t taken);
 
 void output_mark(struct connmgr *cm, struct conn *c); /* its record changes with this step */
 uint8_t *output_reserve(struct connmgr *cm, struct conn *c, uint32_t bytes);
-void output_append(struct connmgr *cm, struct conn *c, const void *text, uint32_t len);
+void output_append(struct connmgr *cm, struct conn *c, const void *bytes, uint32_t len);
 void output_append_body(struct connmgr *cm, struct conn *c, uint64_t handle, uint32_t skip, uint32_t len);
 void output_put(struct connmgr *cm);   /* all dirty connections into the step being committed */
 void output_flush(struct connmgr *cm); /* writes all connections in the flush list */
@@ -370,12 +374,17 @@ void slow_recover(struct connmgr *cm, struct conn *c);
 void slow_send_holds(struct connmgr *cm);
 
 int orders_process(struct connmgr *cm, const struct batch *b);
+void orders_relinquish(struct connmgr *cm, uint64_t handle, uint64_t add, int redo);
+
+/* Carries out the ORDER_DELIVER at `at` and those after it for the same recipients. Returns where the
+ * next order is. */
+uint32_t deliver_orders(struct connmgr *cm, const struct batch *b, uint32_t at, uint32_t stamp);
 /* The connection of a subscription, counted on it as a delivery of that message (0: one that the
  * router wrote); NULL: it gets nothing more. */
-struct conn *orders_recipient(struct connmgr *cm, uint32_t sub, uint32_t stamp, uint64_t handle);
+struct conn *deliver_recipient(struct connmgr *cm, uint32_t sub, uint32_t stamp, uint64_t handle);
 /* Delivers the message of an order with another subject or reply than it was published with. */
-void orders_deliver_as(struct connmgr *cm, const struct order *o, const struct order_mode *as, uint32_t stamp);
-void orders_relinquish(struct connmgr *cm, uint64_t handle, uint64_t add, int redo);
+void deliver_as(struct connmgr *cm, const struct order *o, const struct order_mode *as, uint32_t stamp);
+void deliver_no_responders(struct connmgr *cm, const struct order *o, uint32_t stamp);
 
 /* 1: the message is of a mode, or to a subject of ours. `headers`: bytes of them to look at. */
 int modes_recognise(const uint8_t *p, const struct nats_frame *f, uint32_t headers, uint64_t now_ns,

@@ -226,10 +226,17 @@ int input_may_begin(const struct connmgr *cm)
     return cm->begun + CONNMGR_RECV_MAX <= cm->begun_max;
 }
 
+/* Room below which a chunk counts as full. Everyone is to get a whole quantum, or those who come
+ * at the end of a chunk get less than their share; but not if that is a waste of few chunks. */
+static uint32_t least_room(const struct connmgr *cm)
+{
+    return cm->pool.free_count >= CONNMGR_CHUNKS_FEW ? CONNMGR_RECV_MAX : CONNMGR_RECV_MIN;
+}
+
 /* Finds where the next bytes of the connection go. 0: nowhere now. */
 int input_place(struct connmgr *cm, struct conn *c)
 {
-    uint32_t want = c->need > c->len + CONNMGR_RECV_MIN ? c->need : c->len + CONNMGR_RECV_MIN;
+    uint32_t least = least_room(cm), want = c->need > c->len + least ? c->need : c->len + least;
 
     if (c->chained)
         return 1;
@@ -248,7 +255,7 @@ int input_place(struct connmgr *cm, struct conn *c)
     if (c->need > CONNMGR_BULK_BYTES)
         return make_own(cm, c);
     if (c->len && !c->own_chunk && c->chunk == cm->fill_chunk && c->at + c->len == cm->fill_at &&
-        ARENA_CHUNK_BYTES - cm->fill_at >= CONNMGR_RECV_MIN &&
+        ARENA_CHUNK_BYTES - cm->fill_at >= least &&
         c->at + c->need <= ARENA_CHUNK_BYTES &&
         cm->chunk_messages[c->chunk] < ARENA_CHUNK_MESSAGES)
         return 1;

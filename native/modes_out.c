@@ -20,12 +20,12 @@ void modes_deliver(struct connmgr *cm, const struct order *o, uint32_t stamp)
     const struct order_mode *as = (const struct order_mode *)o->subs;
 
     if (!as->deadline_ns || cm->now_ns < as->deadline_ns)
-        orders_deliver_as(cm, o, as, stamp);
+        deliver_as(cm, o, as, stamp);
 }
 
 static void text_to(struct connmgr *cm, uint32_t sub, const struct order_text *t, uint32_t stamp)
 {
-    struct conn *c = orders_recipient(cm, sub, stamp, 0);
+    struct conn *c = deliver_recipient(cm, sub, stamp, 0);
 
     if (!c)
         return;

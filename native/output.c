@@ -108,11 +108,20 @@ uint8_t *output_reserve(struct connmgr *cm, struct conn *c, uint32_t bytes)
     return c->write_at;
 }
 
-void output_append(struct connmgr *cm, struct conn *c, const void *text, uint32_t len)
+void output_append(struct connmgr *cm, struct conn *c, const void *bytes, uint32_t len)
 {
-    memcpy(output_reserve(cm, c, len), text, len);
-    c->write_at += len;
-    c->end += len;
+    const uint8_t *from = bytes;
+
+    while (len) {
+        uint8_t *to = output_reserve(cm, c, 1);
+        uint32_t room = (uint32_t)(c->write_end - to), part = len < room ? len : room;
+
+        memcpy(to, from, part);
+        c->write_at += part;
+        c->end += part;
+        from += part;
+        len -= part;
+    }
 }
 
 void output_append_body(struct connmgr *cm, struct conn *c, uint64_t handle, uint32_t skip, uint32_t len)

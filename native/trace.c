@@ -170,16 +170,34 @@ static int sampled(uint64_t handle, uint32_t every)
     return every == 1 || ((mixed >> 32) * every) >> 32 == 0;
 }
 
-static int ring_full(struct connmgr *cm, uint64_t head)
+/* Whether a record that is begun now will find its place in the ring. One that would not is not
+ * begun: what nobody will read should cost nothing. */
+static int find_room(struct trace *t)
 {
-    struct trace *t = &cm->trace;
-
-    if (head - t->tail < t->ring->capacity)
-        return 0;
+    if (t->room)
+        return 1;
     const struct trace_tail *tail = &t->control->tails[t->ring->index];
+    uint64_t used = atomic_load_explicit(&t->ring->head, memory_order_relaxed) + t->flights;
+
     if (atomic_load_explicit(&tail->epoch, memory_order_acquire) == t->ring->epoch)
-        t->tail = atomic_load_explicit(&tail->records, memory_order_acquire);
-    return head - t->tail >= t->ring->capacity;
+        used -= atomic_load_explicit(&tail->records, memory_order_acquire);
+    t->room = used < t->ring->capacity ? (uint32_t)(t->ring->capacity - used) : 0;
+    return t->room != 0;
+}
+
+/* Messages in a row usually have the same subject. */
+static uint64_t hash_of(struct trace *t, const uint8_t *subject, uint32_t len)
+{
+    if (len == t->last_len && memcmp(t->last_subject, subject, len) == 0)
+        return t->last_hash;
+    uint64_t hash = index_hash((const char *)subject, len);
+
+    if (len <= sizeof t->last_subject) {
+        memcpy(t->last_subject, subject, len);
+        t->last_len = len;
+        t->last_hash = hash;
+    }
+    return hash;
 }
 
 static void write_subject(struct connmgr *cm, uint64_t hash, const uint8_t *subject, uint32_t len)
@@ -238,8 +256,8 @@ static void free_flight(struct trace *t, struct trace_flight *f)
     t->flights--;
 }
 
-/* The message was appended to the output of the connection, up to c->end. */
-void trace_deliver(struct connmgr *cm, const struct conn *c, uint64_t handle)
+/* The message was appended to the output of the connection. */
+void trace_deliver(struct connmgr *cm, const struct conn *c, uint64_t handle, uint64_t end)
 {
     struct trace *t = &cm->trace;
     uint32_t source = handle_source(handle);
@@ -252,7 +270,7 @@ void trace_deliver(struct connmgr *cm, const struct conn *c, uint64_t handle)
         return;
     }
     uint64_t number = t->ring->sequence++;
-    struct trace_flight *f = take_flight(t);
+    struct trace_flight *f = find_room(t) ? take_flight(t) : NULL;
 
     if (!f) {
         t->ring->dropped++;
@@ -261,7 +279,7 @@ void trace_deliver(struct connmgr *cm, const struct conn *c, uint64_t handle)
     struct arena *a = cm->arenas[source];
     const struct arena_entry *e = &arena_entries(a)[handle_entry(handle)];
     const uint8_t *data = arena_data(a, e->chunk), *subject = data + e->subject;
-    uint64_t hash = index_hash((const char *)subject, e->subject_len);
+    uint64_t hash = hash_of(t, subject, e->subject_len);
     uint32_t searched = e->header_len < TRACE_HEADER_SEARCHED ? e->header_len : TRACE_HEADER_SEARCHED;
 
     if (e->body + searched > ARENA_CHUNK_BYTES) /* goes on in another chunk */
@@ -269,7 +287,7 @@ void trace_deliver(struct connmgr *cm, const struct conn *c, uint64_t handle)
     if (t->seen[hash % TRACE_SEEN] != hash)
         write_subject(cm, hash, subject, e->subject_len);
     *f = (struct trace_flight){
-        .end = c->end,
+        .end = end,
         .message = handle,
         .source_uid = cm->table->slots[e->conn].uid,
         .subject_hash = hash,
@@ -287,6 +305,7 @@ void trace_deliver(struct connmgr *cm, const struct conn *c, uint64_t handle)
         t->first[c->slot] = at;
     t->last[c->slot] = at;
     t->flights++;
+    t->room--;
 }
 
 /* Past the caches: nobody here reads it again, and what does is needed for messages. */
@@ -315,7 +334,7 @@ static int write_record(struct connmgr *cm, const struct conn *c, const struct t
     struct trace *t = &cm->trace;
     const struct trace_context *about = &t->contexts[f->context % TRACE_CONTEXTS];
 
-    if (about->number != f->context || ring_full(cm, head)) {
+    if (about->number != f->context) { /* it waited too long */
         t->ring->dropped++;
         return 0;
     }

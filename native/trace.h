@@ -66,7 +66,7 @@ struct trace_ring {
     _Atomic uint64_t head;          /* records written */
     _Atomic uint64_t subjects_head;
     uint64_t sequence;      /* records begun: the next number */
-    uint64_t dropped;       /* begun, and left out because a ring or the pool was full */
+    uint64_t dropped;       /* begun, and left out because the ring or the pool was full, or they waited too long */
     uint64_t undelivered;   /* begun, and the connection ended first */
     uint64_t unmarked;      /* not begun: the router had not said when it took the message up */
     uint64_t flights;       /* begun and not written yet: as of the last turn */
@@ -116,7 +116,11 @@ struct trace { /* private to the connmgr */
     struct trace_flight *pool;
     uint32_t *first, *last; /* per connection: flight + 1 */
     uint64_t *seen;         /* hashes of subjects that were written */
-    uint64_t tail, subjects_tail; /* as last looked up */
+    uint32_t room; /* records that can be begun and will have a place, at least */
+    uint64_t subjects_tail; /* as last looked up */
+    uint8_t last_subject[64];
+    uint32_t last_len; /* 0: none */
+    uint64_t last_hash;
     uint64_t instructed_ns; /* of the batch of orders being processed */
     uint32_t batch_bytes;
     uint32_t batch_first;   /* number of the first context of that batch */
@@ -165,7 +169,8 @@ int trace_open(struct connmgr *cm, struct trace_ring *ring, const struct trace_c
 void trace_switch(struct connmgr *cm, uint64_t word);
 void trace_batch(struct connmgr *cm, const struct batch *b);
 void trace_mark(struct connmgr *cm, const struct order *o);
-void trace_deliver(struct connmgr *cm, const struct conn *c, uint64_t handle);
+/* `end`: of its bytes in the stream of its connection. */
+void trace_deliver(struct connmgr *cm, const struct conn *c, uint64_t handle, uint64_t end);
 void trace_sent(struct connmgr *cm, const struct conn *c);
 void trace_forget(struct connmgr *cm, const struct conn *c);
 void trace_round(struct connmgr *cm);

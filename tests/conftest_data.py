@@ -38,9 +38,13 @@ class Net:
         self.connmgrs = inside.connmgrs
         self.streams: list[Stream] = []
 
-    def open(self, echo: bool = True, receive_buffer: int = 0) -> Stream:
+    def open(self, echo: bool = True, receive_buffer: int = 0, headers: bool = True) -> Stream:
         stream = Stream(
-            self.instance.host, self.instance.port, echo=echo, receive_buffer=receive_buffer
+            self.instance.host,
+            self.instance.port,
+            echo=echo,
+            headers=headers,
+            receive_buffer=receive_buffer,
         )
         self.streams.append(stream)
         return stream

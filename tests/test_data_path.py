@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from clients.stream import Message, Stream, Worker, msg, pub
+from clients.stream import Message, Stream, Worker, hpub, msg, pub
 from conftest import PATIENCE_S, eventually
 from conftest_data import Net, net, numbers, running
 
@@ -88,6 +88,66 @@ def test_fan_out_to_five_hundred_connections(net: Net) -> None:
     expected = b"".join(msg(b"fan", b"1", body) for body in bodies)
     for reader in readers:
         reader.expect(expected)
+
+
+def test_a_burst_is_to_each_client_what_it_would_be_alone(net: Net) -> None:
+    """Messages in a row for the same clients are made once and copied: nobody is to notice."""
+    same = [net.open() for _ in range(5)]
+    longer, limited, plain, twice = net.open(), net.open(), net.open(headers=False), net.open()
+    for client in (*same, plain):
+        client.sub(b"burst", b"1")
+    longer.sub(b"burst", b"a-sid-of-twenty-bytes")
+    limited.sub(b"burst", b"1")
+    limited.send(b"UNSUB 1 777\r\n")
+    for client in (*same, longer, limited, plain):
+        client.sync()
+    block = b"NATS/1.0\r\nA: b\r\n\r\n"
+    sent: list[bytes] = []
+    with_headers: list[bytes] = []  # as those get them who take headers; %b stands for the sid
+    without: list[bytes] = []
+
+    def say(n: int) -> None:
+        body = b"%d-" % n + bytes(97 + n % 26 for _ in range((n * 37) % 300))
+        if n % 97 == 0:
+            body = body.ljust(COPY_MAX + 1 + n, b".")
+        usual = b"MSG burst %%b %d\r\n%b\r\n" % (len(body), body)
+        if n % 41 == 0:  # headers
+            sizes = (len(block), len(block) + len(body))
+            sent.append(hpub(b"burst", block, body))
+            with_headers.append(b"HMSG burst %%b %d %d\r\n" % sizes + block + body + b"\r\n")
+        elif n % 29 == 0:  # not as a client library would write it
+            sent.append(b"pub\tburst  %05d\r\n%b\r\n" % (len(body), body))
+            with_headers.append(usual)
+        elif n % 23 == 0:
+            sent.append(pub(b"burst", body, b"answer.%d" % n))
+            usual = b"MSG burst %%b answer.%d %d\r\n%b\r\n" % (n, len(body), body)
+            with_headers.append(usual)
+        else:
+            sent.append(pub(b"burst", body))
+            with_headers.append(usual)
+        without.append(usual)
+
+    for n in range(2000):
+        say(n)
+    publisher = net.open()
+    publisher.send(b"".join(sent))
+    for client in same:
+        client.expect(b"".join(with_headers).replace(b"%b", b"1"))
+    longer.expect(b"".join(with_headers).replace(b"%b", b"a-sid-of-twenty-bytes"))
+    limited.expect(b"".join(with_headers[:777]).replace(b"%b", b"1"))
+    plain.expect(b"".join(without).replace(b"%b", b"1"))
+    assert limited.sync() == []
+    # One who listens twice gets each message twice before the next one.
+    twice.sub(b"burst", b"x")
+    twice.sub(b"burst", b"yy")
+    twice.sync()
+    publisher.send(b"".join(sent[:300]))
+    found = twice.take(600)
+    firsts, seconds = found[::2], found[1::2]
+    assert [(m.body, m.headers) for m in firsts] == [(m.body, m.headers) for m in seconds]
+    assert all({a.sid, b.sid} == {b"x", b"yy"} for a, b in zip(firsts, seconds, strict=True))
+    for client in same:
+        client.expect(b"".join(with_headers[:300]).replace(b"%b", b"1"))
 
 
 def test_pong_is_a_barrier_for_everyone(net: Net) -> None:

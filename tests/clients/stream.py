@@ -67,6 +67,7 @@ class Stream:
         port: int,
         *,
         echo: bool = True,
+        headers: bool = True,
         receive_buffer: int = 0,
         timeout_s: float = PATIENCE_S,
     ) -> None:
@@ -87,8 +88,14 @@ class Stream:
             self.close()
             raise RefusedError(line.decode())
         self.info: dict[str, Any] = json.loads(line[5:])
-        options = {"verbose": False, "pedantic": False, "headers": True, "no_responders": True}
-        self.send(b"CONNECT " + json.dumps({**options, "echo": echo}).encode() + b"\r\n")
+        options = {
+            "verbose": False,
+            "pedantic": False,
+            "headers": headers,
+            "no_responders": headers,
+            "echo": echo,
+        }
+        self.send(b"CONNECT " + json.dumps(options).encode() + b"\r\n")
 
     def send(self, data: bytes) -> None:
         self.socket.sendall(data)

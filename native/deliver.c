@@ -1,0 +1,454 @@
+/* deliver: messages become frames in the output of the connections that get them.
+ *
+ * The structure: none of its own. Frames go behind what the connection's output already holds
+ *               (output.c); a subscription counts what it was given.
+ * Written by:   the connmgr, past committed ends, within the step of a batch of orders (J5).
+ * Invariants:   a connection gets the messages of a batch in the order of its orders.
+ * After a crash: the step is repeated, or was committed.
+ *
+ * Orders in a row for the same recipients are one run: what must be asked of a connection before it
+ * is given anything is asked once, and if several recipients call their subscription the same, the
+ * bytes are made once and copied for all of them. That is the usual case: one publisher sends many
+ * messages to one subject, and clients count their subscriptions from 1.
+ */
+#include "connmgr.h"
+#include "put.h"
+
+#define RUN_ORDERS (BATCH_BYTES / sizeof(struct order))
+#define RUN_BYTES 32768u /* bytes after which a run ends: they stay in the cache while they are copied */
+
+struct delivery { /* one message */
+    uint64_t handle;
+    const struct arena_entry *entry;
+    const uint8_t *subject, *reply, *body;
+    int inline_body;
+};
+
+struct frame { /* a message whose frame is as the publisher wrote it, but for verb and sid */
+    uint64_t handle;
+    const uint8_t *subject;
+    uint32_t subject_len;
+    uint32_t tail_len; /* bytes after the subject; the sid goes in between */
+    uint32_t headers;  /* 0 or 1 */
+};
+
+struct run {
+    const struct order *first;
+    uint32_t count;   /* frames */
+    uint32_t headers; /* how many have any */
+    uint64_t bytes;   /* of all, without sids */
+    struct frame frames[RUN_ORDERS];
+};
+
+/* What follows the sid: " [reply] [header_len] total\r\n". */
+static uint8_t *put_sizes(uint8_t *to, const struct delivery *d, int headers)
+{
+    const struct arena_entry *e = d->entry;
+
+    *to++ = ' ';
+    if (e->reply_len) {
+        to = put_text(to, d->reply, e->reply_len);
+        *to++ = ' ';
+    }
+    if (headers) {
+        to = put_number(to, e->header_len);
+        *to++ = ' ';
+        to = put_number(to, e->total_len);
+    } else {
+        to = put_number(to, e->total_len - e->header_len);
+    }
+    *to++ = '\r';
+    *to++ = '\n';
+    return to;
+}
+
+static uint8_t *put_verb(uint8_t *to, const struct delivery *d, int headers)
+{
+    if (headers)
+        *to++ = 'H';
+    memcpy(to, "MSG ", 4);
+    to = put_text(to + 4, d->subject, d->entry->subject_len);
+    *to++ = ' ';
+    return to;
+}
+
+static inline void count_deliveries(struct sub_rec *s, uint32_t count, uint32_t stamp)
+{
+    if (s->stamp != stamp) {
+        s->base = s->delivered;
+        s->stamp = stamp;
+    }
+    s->delivered += count;
+}
+
+/* Counts the delivery on the subscription; 0 if it has had all it asked for. */
+static int count_delivery(struct connmgr *cm, struct sub_rec *s, uint32_t sub, uint32_t stamp)
+{
+    uint64_t max = s->word & SUB_PLAIN ? s->max : 0; /* of queue members the router keeps it */
+
+    if (max && s->delivered >= max)
+        return 0;
+    count_deliveries(s, 1, stamp);
+    if (max && s->delivered >= max && s->word & SUB_ACTIVE) {
+        subtable_die(cm, sub);
+        cm->sub_due[cm->sub_due_count++] = sub;
+    }
+    return 1;
+}
+
+struct conn *deliver_recipient(struct connmgr *cm, uint32_t sub, uint32_t stamp, uint64_t handle)
+{
+    struct sub_rec *s = &cm->subs[sub];
+
+    /* One that is dying is still served: what was routed to it came before its end. */
+    if (!(s->word & (SUB_ACTIVE | SUB_DYING)))
+        return NULL;
+    struct conn *c = &cm->conns[(uint32_t)s->word];
+
+    if (c->phase != PHASE_OPEN || c->failed || !count_delivery(cm, s, sub, stamp))
+        return NULL;
+    if (c->end - c->sent <= cm->conf.max_pending || slow_may_deliver(cm, c, handle))
+        return c;
+    if (c->failed)
+        connmgr_end_later(cm, c);
+    return NULL;
+}
+
+/* One recipient, whatever the message and the client are like. */
+static void deliver_made(struct connmgr *cm, struct conn *c, const struct sub_rec *s, const struct delivery *d)
+{
+    const struct arena_entry *e = d->entry;
+    int headers = e->header_len && c->options & CONN_HEADERS;
+    uint32_t skip = headers ? 0 : e->header_len;
+    uint32_t body = e->total_len - skip;
+    uint32_t most = 5 + e->subject_len + 1 + s->sid_len + 1 + e->reply_len + 1 + 24 +
+                    (d->inline_body ? body + 2 : 0);
+    uint8_t *at = output_reserve(cm, c, most), *to = at;
+
+    to = put_verb(to, d, headers);
+    to = put_text(to, s->sid, s->sid_len);
+    to = put_sizes(to, d, headers);
+    if (d->inline_body) {
+        to = put_text(to, d->body + skip, body);
+        *to++ = '\r';
+        *to++ = '\n';
+    }
+    c->write_at = to;
+    c->end += (uint64_t)(to - at);
+    if (!d->inline_body) {
+        output_append_body(cm, c, d->handle, skip, body);
+        output_append(cm, c, "\r\n", 2);
+    }
+    cm->stats.messages_out++;
+    c->messages_out++;
+}
+
+/* A message to a client that must be told how many before it were left out: a header line more.
+ * 0: this one cannot carry it, because its headers do not end as they should. */
+static int deliver_telling(struct connmgr *cm, struct conn *c, const struct sub_rec *s, const struct delivery *d)
+{
+    static const char line[] = "Midair-Dropped: ", start[] = "NATS/1.0\r\n";
+    const struct arena_entry *e = d->entry;
+    uint32_t kept = e->header_len ? e->header_len - 2 : 0; /* all but the last line end */
+    uint8_t more[sizeof(start) + sizeof(line) + 16], *to = more;
+
+    if (e->header_len && (e->body + e->header_len > ARENA_CHUNK_BYTES || e->header_len < 4 ||
+                          memcmp(d->body + kept - 2, "\r\n\r\n", 4) != 0))
+        return 0;
+    if (!e->header_len)
+        to = put_text(to, start, sizeof(start) - 1);
+    to = put_text(to, line, sizeof(line) - 1);
+    to = put_number(to, c->dropped > UINT32_MAX ? UINT32_MAX : (uint32_t)c->dropped);
+    to = put_text(to, "\r\n\r\n", 4);
+    uint32_t added = (uint32_t)(to - more), rest = e->total_len - e->header_len;
+    struct arena_entry shown = *e;
+    struct delivery as = *d;
+    uint8_t *at = output_reserve(cm, c, 5 + e->subject_len + 1 + s->sid_len + 1 + e->reply_len + 1 + 24);
+
+    shown.header_len = kept + added;
+    shown.total_len = shown.header_len + rest;
+    as.entry = &shown;
+    to = put_verb(at, &as, 1);
+    to = put_text(to, s->sid, s->sid_len);
+    to = put_sizes(to, &as, 1);
+    c->write_at = to;
+    c->end += (uint64_t)(to - at);
+    if (!d->inline_body) {
+        if (kept)
+            output_append_body(cm, c, d->handle, 0, kept);
+        output_append(cm, c, more, added);
+        output_append_body(cm, c, d->handle, e->header_len, rest);
+    } else {
+        output_append(cm, c, d->body, kept);
+        output_append(cm, c, more, added);
+        output_append(cm, c, d->body + e->header_len, rest);
+    }
+    output_append(cm, c, "\r\n", 2);
+    c->dropped = 0;
+    cm->stats.messages_out++;
+    c->messages_out++;
+    return 1;
+}
+
+static void describe(struct connmgr *cm, uint64_t handle, struct delivery *d)
+{
+    struct arena *a = cm->arenas[handle_source(handle)];
+    const struct arena_entry *e = &arena_entries(a)[handle_entry(handle)];
+    const uint8_t *data = arena_data(a, e->chunk);
+
+    d->handle = handle;
+    d->entry = e;
+    d->subject = data + e->subject;
+    d->reply = d->subject + e->reply;
+    d->body = data + e->body;
+    d->inline_body = e->total_len <= CONNMGR_COPY_MAX;
+}
+
+/* A message to one recipient, by itself. */
+static void deliver_one(struct connmgr *cm, uint32_t sub, uint64_t handle, uint32_t stamp)
+{
+    struct conn *c = deliver_recipient(cm, sub, stamp, handle);
+    const struct sub_rec *s = &cm->subs[sub];
+    struct delivery d;
+
+    if (!c)
+        return;
+    describe(cm, handle, &d);
+    if (!c->dropped || !(c->options & CONN_HEADERS) || !deliver_telling(cm, c, s, &d))
+        deliver_made(cm, c, s, &d);
+    if (TRACE_IF(cm->trace.on))
+        trace_deliver(cm, c, handle, c->end);
+}
+
+/* ---- runs ---- */
+
+/* Adds the message to the run; 0: its frame cannot be made this way. */
+static int run_add(struct connmgr *cm, struct run *run, uint64_t handle)
+{
+    struct arena *a = cm->arenas[handle_source(handle)];
+    const struct arena_entry *e = &arena_entries(a)[handle_entry(handle)];
+
+    if (!e->usual || e->total_len > CONNMGR_COPY_MAX)
+        return 0;
+    struct frame *f = &run->frames[run->count++];
+
+    f->handle = handle;
+    f->subject = arena_data(a, e->chunk) + e->subject;
+    f->subject_len = e->subject_len;
+    f->tail_len = e->body + e->total_len + 2 - e->subject - e->subject_len;
+    f->headers = e->header_len != 0;
+    run->headers += f->headers;
+    run->bytes += 5 + f->headers + f->subject_len + f->tail_len;
+    return 1;
+}
+
+static int same_recipients(const struct order *a, const struct order *b)
+{
+    if (a->count != b->count)
+        return 0;
+    return a->count == 1 ? a->one == b->one : memcmp(a->subs, b->subs, a->count * 4u) == 0;
+}
+
+/* A connection that is named twice gets each message twice before the next one: not in a run. */
+static int each_once(struct connmgr *cm, const uint32_t *subs, uint32_t count)
+{
+    uint32_t run = ++cm->run;
+
+    for (uint32_t i = 0; i < count; i++) {
+        struct conn *c = &cm->conns[(uint32_t)cm->subs[subs[i]].word];
+
+        if (c->run == run)
+            return 0;
+        c->run = run;
+    }
+    return 1;
+}
+
+/* Collects the order at `at` and those after it that can go with it. Returns where the next one is. */
+static uint32_t run_collect(struct connmgr *cm, struct run *run, const struct batch *b, uint32_t at)
+{
+    const struct order *first = batch_order(b, at), *o;
+
+    run->first = first; /* field by field: most of the frames will not be used */
+    run->count = run->headers = 0;
+    run->bytes = 0;
+    if (!run_add(cm, run, first->handle))
+        return at + order_bytes(first);
+    at += order_bytes(first);
+    if (first->type != ORDER_DELIVER || (first->count > 1 && !each_once(cm, first->subs, first->count)))
+        return at;
+    while (run->bytes < RUN_BYTES && at + sizeof(struct order) <= b->bytes) {
+        o = batch_order(b, at);
+        if (o->type != ORDER_DELIVER || at + order_bytes(o) > b->bytes || !same_recipients(first, o) ||
+            !run_add(cm, run, o->handle))
+            break;
+        at += order_bytes(o);
+    }
+    return at;
+}
+
+static inline uint8_t *put_frame(uint8_t *to, const struct frame *f, const struct sub_rec *s)
+{
+    if (f->headers)
+        *to++ = 'H';
+    memcpy(to, "MSG ", 4);
+    to = put_short(to + 4, f->subject, f->subject_len);
+    *to++ = ' ';
+    to = put_short(to, s->sid, s->sid_len);
+    return put_text(to, f->subject + f->subject_len, f->tail_len);
+}
+
+/* Most bytes that put_frame() may write. */
+static inline uint32_t frame_most(const struct frame *f, const struct sub_rec *s)
+{
+    return 6 + f->subject_len + s->sid_len + PUT_SHORT_MAX + f->tail_len;
+}
+
+/* Whether the connection gets all of the run, as it is. */
+static int takes_run(const struct connmgr *cm, const struct conn *c, const struct sub_rec *s,
+                     const struct run *run)
+{
+    if (!(s->word & (SUB_ACTIVE | SUB_DYING)) || c->phase != PHASE_OPEN || c->failed || c->dropped)
+        return 0;
+    if (s->max && s->word & SUB_PLAIN && s->delivered + run->count >= s->max)
+        return 0;
+    if (run->headers && !(c->options & CONN_HEADERS))
+        return 0;
+    return c->end - c->sent + run->bytes + (uint64_t)run->count * s->sid_len <= cm->conf.max_pending;
+}
+
+static void run_trace(struct connmgr *cm, const struct conn *c, const struct sub_rec *s, const struct run *run,
+                      uint64_t end)
+{
+    for (uint32_t i = 0; i < run->count; i++) {
+        const struct frame *f = &run->frames[i];
+
+        end += 5 + f->headers + f->subject_len + s->sid_len + f->tail_len;
+        trace_deliver(cm, c, f->handle, end);
+    }
+}
+
+static void run_write(struct connmgr *cm, struct conn *c, const struct sub_rec *s, const struct run *run)
+{
+    uint8_t *from = c->write_at, *to = from;
+
+    for (uint32_t i = 0; i < run->count; i++) {
+        const struct frame *f = &run->frames[i];
+
+        if (to == from || c->write_end - to < (ptrdiff_t)frame_most(f, s)) {
+            c->write_at = to;
+            c->end += (uint64_t)(to - from);
+            from = to = output_reserve(cm, c, frame_most(f, s));
+        }
+        to = put_frame(to, f, s);
+    }
+    c->write_at = to;
+    c->end += (uint64_t)(to - from);
+}
+
+/* Makes the bytes of the run for everyone who calls the subscription what `s` does. */
+static uint32_t run_make(uint8_t *stream, const struct sub_rec *s, const struct run *run)
+{
+    uint8_t *to = stream;
+
+    for (uint32_t i = 0; i < run->count; i++)
+        to = put_frame(to, &run->frames[i], s);
+    return (uint32_t)(to - stream);
+}
+
+static void run_deliver(struct connmgr *cm, const struct run *run, uint32_t stamp)
+{
+    const struct order *o = run->first;
+    const uint32_t *subs = o->count == 1 ? &o->one : o->subs;
+    const struct sub_rec *made = NULL; /* whose sid the stream has */
+    uint32_t len = 0;
+
+    for (uint32_t i = 0; i < o->count; i++) {
+        struct sub_rec *s = &cm->subs[subs[i]];
+        struct conn *c = &cm->conns[(uint32_t)s->word];
+
+        if (!takes_run(cm, c, s, run)) {
+            for (uint32_t k = 0; k < run->count; k++)
+                deliver_one(cm, subs[i], run->frames[k].handle, stamp);
+            continue;
+        }
+        count_deliveries(s, run->count, stamp);
+        uint64_t end = c->end;
+
+        if (o->count == 1) {
+            run_write(cm, c, s, run);
+        } else {
+            if (!made || made->sid_len != s->sid_len || memcmp(made->sid, s->sid, s->sid_len) != 0) {
+                len = run_make(cm->scratch, s, run);
+                made = s;
+            }
+            output_append(cm, c, cm->scratch, len);
+        }
+        cm->stats.messages_out += run->count;
+        c->messages_out += run->count;
+        if (TRACE_IF(cm->trace.on))
+            run_trace(cm, c, s, run, end);
+    }
+}
+
+uint32_t deliver_orders(struct connmgr *cm, const struct batch *b, uint32_t at, uint32_t stamp)
+{
+    struct run run;
+    uint32_t next = run_collect(cm, &run, b, at);
+
+    if (run.count) {
+        run_deliver(cm, &run, stamp);
+        return next;
+    }
+    const struct order *o = run.first;
+    const uint32_t *subs = o->count == 1 ? &o->one : o->subs;
+
+    for (uint32_t i = 0; i < o->count; i++)
+        deliver_one(cm, subs[i], o->handle, stamp);
+    return next;
+}
+
+void deliver_as(struct connmgr *cm, const struct order *o, const struct order_mode *as, uint32_t stamp)
+{
+    struct conn *c = deliver_recipient(cm, o->one, stamp, o->handle);
+    struct delivery d;
+
+    if (!c)
+        return;
+    describe(cm, o->handle, &d);
+    struct arena_entry entry = *d.entry;
+
+    if (as->subject_len) {
+        entry.subject_len = as->subject_len;
+        d.subject = (const uint8_t *)as->text;
+    }
+    if (as->reply_len) {
+        entry.reply_len = as->reply_len;
+        d.reply = (const uint8_t *)as->text + as->subject_len;
+    }
+    d.entry = &entry;
+    deliver_made(cm, c, &cm->subs[o->one], &d);
+    if (TRACE_IF(cm->trace.on))
+        trace_deliver(cm, c, o->handle, c->end);
+}
+
+/* "Nobody is listening": a status frame to the sender's own subscription. */
+void deliver_no_responders(struct connmgr *cm, const struct order *o, uint32_t stamp)
+{
+    struct conn *c = deliver_recipient(cm, o->one, stamp, o->handle);
+    struct delivery d;
+
+    if (!c)
+        return;
+    describe(cm, o->handle, &d);
+    const struct sub_rec *s = &cm->subs[o->one];
+    uint8_t *at = output_reserve(cm, c, 8 + d.entry->reply_len + s->sid_len + 32), *to = at;
+
+    to = put_text(to, "HMSG ", 5);
+    to = put_text(to, d.reply, d.entry->reply_len);
+    *to++ = ' ';
+    to = put_text(to, s->sid, s->sid_len);
+    to = put_text(to, " 16 16\r\nNATS/1.0 503\r\n\r\n\r\n", 26);
+    c->write_at = to;
+    c->end += (uint64_t)(to - at);
+}
