@@ -28,7 +28,9 @@ static void close_batch(struct batch_out *o, uint64_t now_ns)
     b->bytes = o->bytes;
     b->from = o->from;
     b->version = BATCH_VERSION;
-    b->rounds = 0;
+    b->rounds = batch_rounds(o->passes, o->more);
+    o->passes = 0;
+    o->said_more = o->more;
     b->closed_ns = now_ns;
     b->step_ns = o->first_ns ? o->first_ns : o->tag;
 }
@@ -41,7 +43,7 @@ void batch_out_turn(struct batch_out *o, uint64_t now_ns)
     o->first_ns = o->marked = 0;
 }
 
-int batch_out_send(struct batch_out *o, int flush, uint64_t now_ns)
+int batch_out_send(struct batch_out *o, enum batch_flush flush, uint64_t now_ns)
 {
     uint64_t sent = atomic_load_explicit(&o->ring->sent, memory_order_relaxed);
     int count = 0;
@@ -52,13 +54,13 @@ int batch_out_send(struct batch_out *o, int flush, uint64_t now_ns)
 
         if (sent + 1 >= committed) {
             /* Only the batch being filled is left. */
-            if (!flush || (o->ring->tail & 0xffff) <= BATCH_HEAD || o->seq != committed)
+            if (flush == BATCH_CLOSED || o->seq != committed || batch_out_room(o) == 0)
                 return count;
-            if (batch_out_room(o) == 0)
+            if ((o->ring->tail & 0xffff) <= BATCH_HEAD && flush != BATCH_EMPTY)
                 return count;
+            flush = BATCH_FILLED;
             batch_out_turn(o, now_ns);
-            batch_slot(o->ring, committed)->rounds = batch_rounds(o->passes, o->more);
-            o->passes = 0;
+            batch_slot(o->ring, committed)->rounds |= BATCH_ROUND_ENDS;
             o->ring->tail = batch_tail(o->seq, o->bytes); /* "batch.close" */
             CRASH(BATCH_CLOSE);
             continue;

@@ -40,7 +40,7 @@
 struct batch {
     uint64_t seq;      /* from 1; per ring only grows */
     uint32_t bytes;    /* with this header; valid once closed */
-    uint16_t rounds;   /* 0: the round goes on in the next batch; else batch_rounds() */
+    uint16_t rounds;   /* see batch_rounds() */
     uint8_t from;      /* connmgr index, or 255 for the router */
     uint8_t version;
     uint64_t closed_ns; /* CLOCK_MONOTONIC, when it was closed for sending */
@@ -232,18 +232,21 @@ struct batch_out {            /* private to the sender */
     uint8_t from;
     int blocked;              /* the queue was full at the last try */
     uint64_t first_ns;        /* goes to step_ns of the batch being filled */
-    uint32_t passes;          /* see batch_rounds(); since the last batch that ended a round */
-    int more;                 /* likewise */
+    uint32_t passes;          /* see batch_rounds(); since the last batch was closed */
+    int more;                 /* likewise: not 0 if there is */
+    int said_more;            /* what the last batch that ended a round said */
     uint64_t tag;             /* the same when first_ns is 0; stays */
     uint64_t marked;          /* the router's: whose mark the batch being filled has (trace_marks.c) */
     uint64_t sends, send_bytes;
 };
 
-/* What ends a round: how many passes over its readable connections the sender has finished since the
- * last one, each connection giving one quantum in each, and whether there was more to read. */
+/* How far the sender has come: passes over its readable connections that it finished since its last
+ * batch, each connection giving one quantum in each; whether there was more to read; and whether its
+ * round ends with this batch. */
+#define BATCH_ROUND_ENDS 1u
 static inline uint16_t batch_rounds(uint32_t passes, int more)
 {
-    return (uint16_t)((passes > 16000 ? 16000 : passes) << 2 | (more != 0) << 1 | 1);
+    return (uint16_t)((passes > 16000 ? 16000 : passes) << 2 | (more != 0) << 1);
 }
 static inline uint32_t batch_rounds_passes(uint16_t rounds) { return rounds >> 2; }
 static inline int batch_rounds_more(uint16_t rounds) { return rounds >> 1 & 1; }
@@ -289,10 +292,15 @@ static inline void batch_out_put(struct batch_out *o, struct redo *r)
         redo_put(r, &o->ring->tail, tail);
 }
 
-/* Sends what is committed and closed; with `flush` the batch being filled too, if it holds
- * anything. Nothing uncommitted may be pending when flush is set. Returns batches sent;
- * sets o->blocked when the queue is full. Negative errno on failure. */
-int batch_out_send(struct batch_out *o, int flush, uint64_t now_ns);
+/* Sends what is committed and closed, and the batch being filled as `flush` says. Nothing
+ * uncommitted may be pending unless that is BATCH_CLOSED. Returns batches sent; sets o->blocked
+ * when the queue is full. Negative errno on failure. */
+enum batch_flush {
+    BATCH_CLOSED = 0, /* not the batch being filled */
+    BATCH_FILLED = 1, /* that too, if it holds anything */
+    BATCH_EMPTY = 2,  /* even if not: for what it says of the round */
+};
+int batch_out_send(struct batch_out *o, enum batch_flush flush, uint64_t now_ns);
 
 struct batch_inbox {          /* shared, receiver only */
     struct batch batch;       /* mq_receive lands here */

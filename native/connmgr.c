@@ -255,25 +255,33 @@ static int read_ready(struct connmgr *cm)
         }
         c->pass = cm->pass;
         (void)input_read(cm, c);
-        (void)batch_out_send(&cm->refs, 0, cm->now_ns);
+        (void)batch_out_send(&cm->refs, BATCH_CLOSED, cm->now_ns);
         count++;
     }
     return count;
 }
 
 /* A batch leaves when it is full, or when there is nothing more to read: each one sent may wake
- * the router, which costs more than what is in a small one. */
+ * the router, which costs more than what is in a small one.
+ *
+ * Who sent a lot at once has more, until a few turns have brought little; a turn that could read
+ * nothing, for want of room, says nothing about that. */
 static void read_on(struct connmgr *cm)
 {
-    uint64_t seq = cm->refs.seq;
+    uint64_t seq = cm->refs.seq, large = cm->large_reads;
+    int count = 0, pass = 0;
 
-    cm->refs.more = 0;
-    for (int pass = 0; pass < CONNMGR_PASSES_A_TURN; pass++) {
-        if (read_ready(cm) <= 0)
-            return;
-        if (cm->refs.seq != seq || cm->event_count)
-            return;
+    while (pass++ < CONNMGR_PASSES_A_TURN) {
+        int got = read_ready(cm);
+
+        count += got;
+        if (got <= 0 || cm->refs.seq != seq || cm->event_count)
+            break;
     }
+    if (cm->large_reads != large)
+        cm->refs.more = CONNMGR_MORE_TURNS;
+    else if (count && cm->refs.more && !stalled_any(cm))
+        cm->refs.more--;
 }
 
 /* Reading clients is what stops when anything is full; nothing else does. */
@@ -295,6 +303,21 @@ static void arm(struct connmgr *cm)
     }
 }
 
+/* There was more to read, and now there is not. Who floods may pause for a moment; when it is a
+ * longer one, those who wait for us to be as far as they are need not. Returns like epoll_wait. */
+static int pause_or_end(struct connmgr *cm, struct epoll_event *evs, int max, int sleep_ms)
+{
+    if (!cm->refs.said_more || !cm->in_armed || stalled_any(cm) || cm->conf.connmgrs == 1)
+        return 0;
+    int n = epoll_wait(cm->epoll, evs, max, sleep_ms < CONNMGR_PAUSE_MS ? sleep_ms : CONNMGR_PAUSE_MS);
+
+    if (n == 0) {
+        cm->refs.more = 0;
+        (void)batch_out_send(&cm->refs, BATCH_EMPTY, connmgr_clock_ns());
+    }
+    return n;
+}
+
 /* Waits for something to do; looks again for a moment before it sleeps. */
 static int await(struct connmgr *cm, struct epoll_event *evs, int max, int sleep_ms)
 {
@@ -312,6 +335,8 @@ static int await(struct connmgr *cm, struct epoll_event *evs, int max, int sleep
         if (n == 0)
             sched_yield();
     }
+    if (n == 0)
+        n = pause_or_end(cm, evs, max, sleep_ms);
     if (n == 0)
         n = epoll_wait(cm->epoll, evs, max, sleep_ms);
     spin_learn(s, connmgr_clock_ns() - began);
@@ -375,7 +400,7 @@ static int one_round(struct connmgr *cm, int sleep_ms)
     output_flush(cm);
     if (TRACE_IF(cm->trace.on))
         trace_round(cm);
-    wrote = batch_out_send(&cm->refs, 1, cm->now_ns);
+    wrote = batch_out_send(&cm->refs, BATCH_FILLED, cm->now_ns);
     if (wrote > 0)
         cm->asking = 1;
     cm->stats.turns++;

@@ -361,8 +361,7 @@ void input_receive(struct connmgr *cm, struct conn *c)
     c->len += (uint32_t)got;
     c->heard_ns = cm->now_ns;
     c->pings = 0;
-    if (got >= CONNMGR_RECV_MIN)
-        cm->refs.more = 1; /* who sends that much at once has more */
+    cm->large_reads += got >= CONNMGR_RECV_MIN;
     if (shared)
         cm->fill_at += (uint32_t)got;
     uint64_t messages = cm->stats.messages_in;

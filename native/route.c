@@ -198,7 +198,7 @@ static int route_huge(struct router *rt, uint32_t from, const struct ref *r, con
         redo_put(&rt->redo, &in->touched, in->touched | 1ULL << connmgr);
         router_commit(rt);
         CRASH(ROUTE_PIECE);
-        (void)batch_out_send(&rt->out[connmgr], 0, rt->now_ns);
+        (void)batch_out_send(&rt->out[connmgr], BATCH_CLOSED, rt->now_ns);
     }
     return 1;
 }

@@ -218,8 +218,6 @@ static void fair_account(struct router *rt, uint32_t m, uint16_t rounds)
         for (uint32_t k = 0; k < rt->conf.connmgrs; k++)
             if (rt->busy[k] && rt->passes[k] > rt->passes[m])
                 rt->passes[m] = rt->passes[k];
-    if (!rounds)
-        return;
     rt->passes[m] += batch_rounds_passes(rounds);
     rt->busy[m] = batch_rounds_more(rounds);
 }
@@ -230,12 +228,12 @@ static int visit(struct router *rt, uint32_t from)
     struct routing_in *in = &rt->seg->in[from];
     struct batch_inbox *inbox = &routing_lane(rt->seg, from)->inbox;
 
-    rt->ahead[from] = rt->conf.connmgrs > 1 && !fair_may_go(rt, from);
-    if (rt->ahead[from]) {
-        rt->holding = 1;
-        return 0;
-    }
     for (int i = 0; i < ROUTER_BATCHES_A_VISIT; i++) {
+        rt->ahead[from] = rt->conf.connmgrs > 1 && !fair_may_go(rt, from);
+        if (rt->ahead[from]) {
+            rt->holding = 1;
+            return 0;
+        }
         int got = batch_in_pending(inbox, in->done) ? 1 : batch_in_receive(inbox, rt->refs[from], in->done);
 
         if (got <= 0)
@@ -248,14 +246,14 @@ static int visit(struct router *rt, uint32_t from)
         if (done < 0)
             return done;
         for (uint32_t m = 0; m < rt->conf.connmgrs; m++)
-            (void)batch_out_send(&rt->out[m], 0, rt->now_ns);
+            (void)batch_out_send(&rt->out[m], BATCH_CLOSED, rt->now_ns);
         if (done == 0) {
             rt->stuck[from] = 1;
             rt->stats.blocked++;
             return 0;
         }
         fair_account(rt, from, inbox->batch.rounds);
-        if (inbox->batch.rounds)
+        if (inbox->batch.rounds & BATCH_ROUND_ENDS)
             return 1;
     }
     return 1;
@@ -299,7 +297,7 @@ static int look(struct router *rt)
     if (TRACE_IF(rt->marked_look))
         router_mark_end(rt);
     for (uint32_t m = 0; m < rt->conf.connmgrs; m++) {
-        int sent = batch_out_send(&rt->out[m], 1, rt->now_ns);
+        int sent = batch_out_send(&rt->out[m], BATCH_FILLED, rt->now_ns);
 
         if (sent < 0)
             return sent;

@@ -18,8 +18,8 @@
 #define ROUTER_NONE UINT32_MAX
 #define ROUTER_BATCHES_A_VISIT 16 /* of one connmgr before the next, if no round ends sooner */
 #define ROUTER_AHEAD_MAX 8u            /* passes one connmgr may be ahead of a busy one */
-#define ROUTER_PATIENCE_NS 10000000ULL /* how long others wait for a busy one that is behind: more than
-                                        * the slice of time it may have to wait for a core */
+#define ROUTER_PATIENCE_NS 100000000ULL /* how long others wait for a busy one that is behind: much more
+                                         * than it may have to wait for a core, less than a restart */
 #define ROUTER_INFO_MAX 1024u
 #define ROUTER_REFS_MAX (BATCH_BYTES / sizeof(struct ref))
 

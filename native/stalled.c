@@ -106,7 +106,7 @@ void stalled_retry(struct connmgr *cm)
             }
             if (!serve(cm, c) || c->slot == last)
                 break;
-            (void)batch_out_send(&cm->refs, 0, cm->now_ns);
+            (void)batch_out_send(&cm->refs, BATCH_CLOSED, cm->now_ns);
         }
     }
     cm->retrying = 0;

@@ -34,7 +34,7 @@ void router_mark_begin(struct router *rt, uint32_t from, const struct batch *b)
         .bytes = b->bytes,
         .about = {.routed_ns = rt->now_ns,
                   .source_generation = (uint32_t)(b->step_ns >> 32),
-                  .round_messages = b->rounds ? (uint32_t)b->step_ns : 0,
+                  .round_messages = b->rounds & BATCH_ROUND_ENDS ? (uint32_t)b->step_ns : 0,
                   .router_generation = rt->conf.generation,
                   .source = (uint8_t)from},
     };
