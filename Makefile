@@ -106,9 +106,11 @@ instructions: build
 	@.ci/packages instructions
 	$(BIN)/python -m bench.instructions $(INSTRUCTIONS_ARGS)
 
-bench: build
+# Without BENCH_ARGS also what tracing costs, which needs what the tracer needs.
+bench: build $(if $(BENCH_ARGS),,$(BIN)/.spark)
 	@.ci/packages bench
 	$(BIN)/python -m bench.run $(BENCH_ARGS)
+	$(if $(BENCH_ARGS),,$(BIN)/python -m bench.trace)
 
 bench-native: build $(BIN)/.test
 	$(BIN)/python -m pytest bench/bench_native.py --benchmark-only $(NATIVE_ARGS)

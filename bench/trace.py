@@ -8,8 +8,8 @@ One publisher and one subscriber, 128 bytes, as fast as it goes (`bench/loadgen 
 two instances that are up at the same time: one of a build without the hooks (MIDAIR_NO_TRACE), one
 as it is. The three kinds of run follow each other, and who begins changes. Figures are medians. The
 cost of "off" is 1 minus the median of its ratios to a build without hooks, that of "every message"
-to "off". On a busy machine the tracer, which has a low priority, cannot write as much as there is:
-the rest is dropped and counted.
+to "off". On a busy machine the tracer, which gets only what is left of the cores, cannot write as
+much as there is: the rest is dropped and counted.
 """
 
 from __future__ import annotations

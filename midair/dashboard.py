@@ -79,7 +79,7 @@ def _make(args: argparse.Namespace, site: Site | None) -> int:
         return _live(args.runs[0], site)
     code = Exit.OK
     if len(args.runs) > 1:
-        spark = start("midair dashboard")
+        spark = start("midair dashboard", runs=args.runs)
         out = storage.join(args.runs[-1], "_compare")
         result = compare_runs.compare(spark, args.runs, out, compare_runs.THRESHOLD)
         code = Exit.FAILED if result["slower"] else Exit.OK
@@ -89,13 +89,14 @@ def _make(args: argparse.Namespace, site: Site | None) -> int:
         place = storage.join(out, "report.html")
         facts = None if args.again else _there(args.runs[0])
         if facts is None:
-            facts = latency_report.make_report(start("midair dashboard"), args.runs[0])
+            spark = start("midair dashboard", runs=args.runs)
+            facts = latency_report.make_report(spark, args.runs[0])
         line = facts["headline"]
     if site is not None:
         if Path(place).is_file():
             site.page = Path(place).read_text(encoding="utf-8")
         else:
-            site.page = storage.read_text(start("midair dashboard"), place)
+            site.page = storage.read_text(start("midair dashboard", runs=args.runs), place)
     print(f"{line}\nsee {place}", flush=True)
     return code
 

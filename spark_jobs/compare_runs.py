@@ -309,9 +309,9 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
-    spark = start(JOB, args.master)
-    out = args.out or storage.join(args.runs[-1], "_compare")
     paths = [args.base, *args.runs]
+    spark = start(JOB, args.master, paths)
+    out = args.out or storage.join(args.runs[-1], "_compare")
     result = compare(spark, paths, out, args.threshold / 100, args.skip, quiet=args.quiet)
     print(result["verdict"])
     print(f"see {storage.join(out, 'compare.html')}")

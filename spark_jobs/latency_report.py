@@ -401,7 +401,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
-    spark = start(JOB, args.master)
+    spark = start(JOB, args.master, [args.run])
     facts = make_report(spark, args.run, args.out, round(args.margin * NS_PER_S), args.quiet)
     print(f"{facts['run']}: {facts['headline']}")
     print(

@@ -11,7 +11,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,11 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 DRIVER_MEMORY = "4g"
+# Below this much to read, most of the time would go into compiling every query twice, to Java and
+# then to good machine code.
+SMALL_BYTES = 64 << 20
+QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+QUICK = {"spark.sql.codegen.wholeStage": "false", "spark.sql.shuffle.partitions": "2"}
 INSTALL = "pip install 'midair[spark]'"
 INSTALL_JAVA = "sudo apt-get install -y default-jre-headless"
 
@@ -45,10 +50,18 @@ def check_java() -> None:
         )
 
 
-def start(
-    name: str, master: str | None = None, java: str = "", settings: dict[str, str] | None = None
-) -> SparkSession:
-    """A session; options of `java` and `settings` are for a Spark that is started here."""
+def is_small(runs: Sequence[str]) -> bool:
+    """Whether the runs are folders here, with little in them."""
+    size = 0
+    for run in runs:
+        if not Path(run).is_dir():
+            return False
+        size += sum(path.stat().st_size for path in Path(run).glob("**/*.parquet"))
+    return 0 < size <= SMALL_BYTES
+
+
+def start(name: str, master: str | None = None, runs: Sequence[str] = ()) -> SparkSession:
+    """A session. If Spark is started here, it is one that suits the runs it will read."""
     check_installed("pyspark")
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ  # spark-submit has started Java already
     if not submitted:
@@ -64,6 +77,8 @@ def start(
         builder.master(master or "local[*]")
         builder.config("spark.driver.memory", DRIVER_MEMORY)
         builder.config("spark.ui.enabled", "false")
+        quick = local and is_small(runs)
+        java = QUICK_JAVA if quick else ""
         quiet = Path(__file__).with_name("log4j2.properties")
         builder.config(
             "spark.driver.extraJavaOptions", f"-Dlog4j2.configurationFile={quiet.as_uri()} {java}"
@@ -73,7 +88,7 @@ def start(
             builder.config("spark.driver.bindAddress", "127.0.0.1")
             # A few tasks a core: Spark's 200 are for clusters, and cost more than small data.
             builder.config("spark.sql.shuffle.partitions", str(4 * (os.cpu_count() or 1)))
-        for key, value in (settings or {}).items():
+        for key, value in QUICK.items() if quick else ():
             builder.config(key, value)
     return builder.getOrCreate()
 

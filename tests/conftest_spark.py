@@ -41,18 +41,7 @@ SMALL = Load(
 
 @functools.cache
 def spark() -> Any:
-    # Data is small here: compiling every query twice, to Java and to good machine code, would take
-    # most of the time. The cluster's test runs a job as it is.
-    found = session.start(
-        "tests",
-        "local[2]",
-        java="-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-        settings={
-            "spark.sql.codegen.wholeStage": "false",
-            "spark.sql.shuffle.partitions": "2",
-            "spark.driver.memory": "2g",
-        },
-    )
+    found = session.start("tests", "local[2]", [str(run_of(SMALL))])
     atexit.register(found.stop)
     return found
 

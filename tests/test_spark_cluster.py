@@ -6,6 +6,7 @@ that was reported on locally; all tables are compared. The file is submitted as 
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import subprocess
@@ -19,13 +20,14 @@ import pytest
 from conftest import ROOT, eventually
 from conftest_spark import SMALL, read, report_of, run_of
 
+from spark_jobs.session import QUICK, QUICK_JAVA
+
 # py4j leaves the closing of its sockets to the garbage collector.
 pytestmark = pytest.mark.filterwarnings(
     "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
 )
 
 PATIENCE_S = 600
-QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 def spark_home() -> Path:
@@ -94,7 +96,8 @@ def test_a_cluster_comes_to_the_same_numbers(master: str, tmp_path: Path) -> Non
     submit = [
         str(spark_home() / "bin" / "spark-submit"),
         *("--master", master, "--driver-memory", "1g", "--executor-memory", "1g"),
-        *("--conf", "spark.ui.enabled=false", "--conf", "spark.sql.shuffle.partitions=4"),
+        *("--conf", "spark.ui.enabled=false"),
+        *itertools.chain(*(("--conf", f"{key}={value}") for key, value in QUICK.items())),
         *("--conf", f"spark.executor.extraJavaOptions={QUICK_JAVA}"),
         *("--conf", f"spark.driver.extraJavaOptions={QUICK_JAVA}"),
         *("--conf", "spark.driver.host=127.0.0.1"),
