@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
+import subprocess
+import sys
+import sysconfig
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from cffi import FFI
@@ -23,40 +26,73 @@ FAST = ["-O2", "-g"]
 SANITIZE = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
 
 
-def make(
-    sanitize: bool = False,
-    sources_in: str = os.path.relpath(HERE),
-    crash_points: bool = False,
-    define: Sequence[str] = (),
-) -> FFI:
+def _sources() -> list[Path]:
+    return sorted(path for path in HERE.glob("*.c") if path.stem[0] != "_")
+
+
+def _macros(crash_points: bool, define: Sequence[str]) -> list[str]:
+    return [*define, "MIDAIR_CRASH_POINTS"] if crash_points else list(define)
+
+
+def make() -> FFI:
     """An FFI ready to compile: declarations from cdef/, sources from native/.
 
-    setuptools wants paths relative to the project, cffi's own compile() absolute ones.
+    setuptools wants paths relative to the project.
     """
     ffi = FFI()
     order = sorted((HERE / "cdef").glob("*.h"), key=lambda p: (p.stem != "segment", p.stem))
     for path in order:
         ffi.cdef(path.read_text())
-    headers = "\n".join(f'#include "{p.stem}.h"' for p in order)
     ffi.set_source(
         "native._midair",
-        headers,
-        sources=sorted(
-            os.path.join(sources_in, p.name) for p in HERE.glob("*.c") if p.stem[0] != "_"
-        ),
+        "\n".join(f'#include "{p.stem}.h"' for p in order),
+        sources=[os.path.relpath(path) for path in _sources()],
         include_dirs=[str(HERE)],
         depends=[str(p) for p in HERE.glob("*.h")],
         libraries=["rt"],
-        define_macros=[
-            (name, "1") for name in ([*define, "MIDAIR_CRASH_POINTS"] if crash_points else define)
-        ],
-        extra_compile_args=WARNINGS + GLUE + (SANITIZE if sanitize else FAST),
-        extra_link_args=["-fsanitize=address,undefined"] if sanitize else [],
+        extra_compile_args=WARNINGS + GLUE + FAST,
     )
     return ffi
 
 
 ffibuilder = make()
+
+
+def build(out: Path, sanitize: bool, crash_points: bool, define: Sequence[str]) -> Path:
+    """Compiles on all cores; out/native/_midair appears whole. What setuptools does with
+    `ffibuilder`, one file after the other, takes as many times longer as there are cores."""
+    flags = WARNINGS + GLUE + (SANITIZE if sanitize else FAST)
+    macros = [f"-D{name}=1" for name in _macros(crash_points, define)]
+    folders = [f"-I{HERE}", f"-I{sysconfig.get_path('include')}"]
+    command = [
+        os.environ.get("CC", "gcc"),
+        "-fPIC",
+        "-fwrapv",
+        "-DNDEBUG",
+        *flags,
+        *macros,
+        *folders,
+    ]
+    finished = out / "native" / f"_midair{sysconfig.get_config_var('EXT_SUFFIX')}"
+    finished.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        glue = Path(scratch) / "_midair.c"
+        make().emit_c_code(str(glue))
+
+        def compile_one(source: Path) -> str:
+            made = f"{scratch}/{source.stem}.o"
+            subprocess.run([*command, "-c", str(source), "-o", made], check=True)
+            return made
+
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            objects = list(pool.map(compile_one, [glue, *_sources()]))
+        # Renamed, not overwritten: running processes have the old file mapped.
+        unfinished = finished.with_suffix(".unfinished")
+        link = [*command, "-shared", *objects, "-lrt", "-o", str(unfinished)]
+        subprocess.run(link, check=True)
+        unfinished.replace(finished)
+    return finished
+
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
@@ -65,13 +101,7 @@ if __name__ == "__main__":
     parser.add_argument("--crash-points", action="store_true", help="for the crash tests")
     parser.add_argument("--define", action="append", default=[], help="a macro for measurements")
     args = parser.parse_args()
-    ffi = make(args.sanitize, str(HERE), args.crash_points, args.define)
-    with tempfile.TemporaryDirectory() as objects:  # cffi mirrors the sources' folders in it
-        built = Path(ffi.compile(tmpdir=objects))
-        finished = Path(args.out) / "native" / built.name
-        finished.parent.mkdir(parents=True, exist_ok=True)
-        # Not overwritten: running processes have the old file mapped.
-        unfinished = finished.with_suffix(".unfinished")
-        shutil.copyfile(built, unfinished)
-        unfinished.replace(finished)
-    print(finished)
+    try:
+        print(build(Path(args.out), args.sanitize, args.crash_points, args.define))
+    except subprocess.CalledProcessError as error:
+        sys.exit(error.returncode)
