@@ -15,6 +15,7 @@
 #include "put.h"
 
 #define RUN_ORDERS (BATCH_BYTES / sizeof(struct order))
+#define PREFETCH_ORDERS 8u /* how far ahead subscriptions are fetched: they may be many */
 #define RUN_BYTES 32768u /* bytes after which a run ends: they stay in the cache while they are copied */
 
 struct delivery { /* one message */
@@ -391,9 +392,19 @@ static void run_deliver(struct connmgr *cm, const struct run *run, uint32_t stam
     }
 }
 
+/* Most orders are for one recipient and of one size; fetching what is none harms nobody. */
+static inline void prefetch_ahead(const struct connmgr *cm, const struct batch *b, uint32_t at)
+{
+    at += PREFETCH_ORDERS * (uint32_t)sizeof(struct order);
+    if (at < b->bytes)
+        __builtin_prefetch(&cm->subs[batch_order(b, at)->one], 1);
+}
+
 uint32_t deliver_orders(struct connmgr *cm, const struct batch *b, uint32_t at, uint32_t stamp)
 {
     struct run run;
+
+    prefetch_ahead(cm, b, at);
     uint32_t next = run_collect(cm, &run, b, at);
 
     if (run.count) {
