@@ -14,7 +14,8 @@
  *   slow.c        consumers that do not read
  *   frames.c      frames to references
  *   output.c      segments and blocks of pending output, writing
- *   orders.c      orders to deliveries, relinquishing
+ *   orders.c      a batch of orders: one step, and relinquishing
+ *   deliver.c     messages to the output of those who get them
  *   modes_in.c    headers and subjects to modes
  *   modes_out.c   orders of modes to deliveries
  *   trace.c       records of deliveries
