@@ -36,7 +36,8 @@ DESCRIPTORS_RESERVED = 256
 RECOVER_S = 5.0
 SHOW_S = 0.2  # how often counters are published
 
-# Of the congestion controls the one that every kernel has and lets everyone use. It paces nothing.
+# Of the congestion controls the one that every kernel has and lets everyone use. It asks for no
+# pacing; of a socket that begun with bbr the kernel goes on to pace, at a rate nobody reaches.
 UNPACED = b"reno"
 LOCAL = ("127.", "::1", "::ffff:127.")
 

@@ -234,7 +234,7 @@ struct batch_out {            /* private to the sender */
     uint64_t first_ns;        /* goes to step_ns of the batch being filled */
     uint32_t passes;          /* see batch_rounds(); since the last batch was closed */
     int more;                 /* likewise: not 0 if there is */
-    int said_more;            /* what the last batch that ended a round said */
+    int said_more;            /* what the last batch said */
     uint64_t tag;             /* the same when first_ns is 0; stays */
     uint64_t marked;          /* the router's: whose mark the batch being filled has (trace_marks.c) */
     uint64_t sends, send_bytes;

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import subprocess
 import sys
 import sysconfig
@@ -65,7 +66,7 @@ def build(out: Path, sanitize: bool, crash_points: bool, define: Sequence[str]) 
     macros = [f"-D{name}=1" for name in _macros(crash_points, define)]
     folders = [f"-I{HERE}", f"-I{sysconfig.get_path('include')}"]
     command = [
-        os.environ.get("CC", "gcc"),
+        *shlex.split(os.environ.get("CC", "gcc")),
         "-fPIC",
         "-fwrapv",
         "-DNDEBUG",

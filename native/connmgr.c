@@ -232,8 +232,7 @@ static void write_ready(struct connmgr *cm)
 
 /* One quantum (CONNMGR_RECV_MAX) of each readable connection in turn: deficit round robin, where
  * nothing is saved up. What the ring has no room for now goes on with the next connection later.
- * A pass ends when a connection comes up for the second time; the router counts them. Returns
- * how many were read. */
+ * Returns how many were read. */
 static int read_ready(struct connmgr *cm)
 {
     int count = 0;
@@ -249,11 +248,6 @@ static int read_ready(struct connmgr *cm)
             break;
         struct conn *c = &cm->conns[cm->ready[cm->ready_at].data.u32];
 
-        if (c->pass == cm->pass) {
-            cm->pass++;
-            cm->refs.passes++;
-        }
-        c->pass = cm->pass;
         (void)input_read(cm, c);
         (void)batch_out_send(&cm->refs, BATCH_CLOSED, cm->now_ns);
         count++;
@@ -262,26 +256,17 @@ static int read_ready(struct connmgr *cm)
 }
 
 /* A batch leaves when it is full, or when there is nothing more to read: each one sent may wake
- * the router, which costs more than what is in a small one.
- *
- * Who sent a lot at once has more, until a few turns have brought little; a turn that could read
- * nothing, for want of room, says nothing about that. */
+ * the router, which costs more than what is in a small one. */
 static void read_on(struct connmgr *cm)
 {
-    uint64_t seq = cm->refs.seq, large = cm->large_reads;
-    int count = 0, pass = 0;
+    uint64_t seq = cm->refs.seq;
 
-    while (pass++ < CONNMGR_PASSES_A_TURN) {
-        int got = read_ready(cm);
-
-        count += got;
-        if (got <= 0 || cm->refs.seq != seq || cm->event_count)
-            break;
+    for (int pass = 0; pass < CONNMGR_PASSES_A_TURN; pass++) {
+        if (read_ready(cm) <= 0)
+            return;
+        if (cm->refs.seq != seq || cm->event_count)
+            return;
     }
-    if (cm->large_reads != large)
-        cm->refs.more = CONNMGR_MORE_TURNS;
-    else if (count && cm->refs.more && !stalled_any(cm))
-        cm->refs.more--;
 }
 
 /* Reading clients is what stops when anything is full; nothing else does. */
@@ -303,19 +288,28 @@ static void arm(struct connmgr *cm)
     }
 }
 
-/* There was more to read, and now there is not. Who floods may pause for a moment; when it is a
- * longer one, those who wait for us to be as far as they are need not. Returns like epoll_wait. */
-static int pause_or_end(struct connmgr *cm, struct epoll_event *evs, int max, int sleep_ms)
+/* Whether there is more to read, at the end of a round. Who sent a lot at once has more, until a few
+ * rounds have brought little, or nothing for a moment. That the ring is full says nothing about it.
+ * 1: the others, who may be waiting for us to be as far as they are, must be told that it is over. */
+static int flood_is_over(struct connmgr *cm)
 {
-    if (!cm->refs.said_more || !cm->in_armed || stalled_any(cm) || cm->conf.connmgrs == 1)
-        return 0;
-    int n = epoll_wait(cm->epoll, evs, max, sleep_ms < CONNMGR_PAUSE_MS ? sleep_ms : CONNMGR_PAUSE_MS);
+    uint64_t reads = cm->stats.recvs, large = cm->large_reads, messages = cm->stats.messages_in;
+    int has_read = reads != cm->reads_seen, has_large = large != cm->large_seen;
 
-    if (n == 0) {
+    if (has_read || messages != cm->messages_seen)
+        cm->active_ns = cm->now_ns;
+    cm->reads_seen = reads;
+    cm->large_seen = large;
+    cm->messages_seen = messages;
+    if (has_large)
+        cm->refs.more = CONNMGR_MORE_ROUNDS;
+    if (has_large || cm->stalled_ring || !cm->in_armed)
+        return 0;
+    if (has_read && cm->refs.more)
+        cm->refs.more--;
+    if (cm->now_ns - cm->active_ns > CONNMGR_PAUSE_MS * 1000000ULL)
         cm->refs.more = 0;
-        (void)batch_out_send(&cm->refs, BATCH_EMPTY, connmgr_clock_ns());
-    }
-    return n;
+    return !cm->refs.more && cm->refs.said_more && cm->conf.connmgrs > 1;
 }
 
 /* Waits for something to do; looks again for a moment before it sleeps. */
@@ -335,8 +329,6 @@ static int await(struct connmgr *cm, struct epoll_event *evs, int max, int sleep
         if (n == 0)
             sched_yield();
     }
-    if (n == 0)
-        n = pause_or_end(cm, evs, max, sleep_ms);
     if (n == 0)
         n = epoll_wait(cm->epoll, evs, max, sleep_ms);
     spin_learn(s, connmgr_clock_ns() - began);
@@ -363,9 +355,11 @@ static void look_at_trace(struct connmgr *cm)
 static int one_round(struct connmgr *cm, int sleep_ms)
 {
     struct epoll_event evs[16];
-    int ready = 0, n, took, wrote;
+    int ready = 0, n, took, wrote, over;
 
     arm(cm);
+    if (cm->refs.said_more && sleep_ms > CONNMGR_PAUSE_MS)
+        sleep_ms = CONNMGR_PAUSE_MS;
     if (sleep_ms > POLL_ARENA_MS && (stalled_any(cm) || held_any(cm)))
         sleep_ms = POLL_ARENA_MS;
     n = await(cm, evs, 16, sleep_ms);
@@ -400,8 +394,9 @@ static int one_round(struct connmgr *cm, int sleep_ms)
     output_flush(cm);
     if (TRACE_IF(cm->trace.on))
         trace_round(cm);
-    wrote = batch_out_send(&cm->refs, BATCH_FILLED, cm->now_ns);
-    if (wrote > 0)
+    over = flood_is_over(cm);
+    wrote = batch_out_send(&cm->refs, over ? BATCH_EMPTY : BATCH_FILLED, cm->now_ns);
+    if (wrote > 0 && !over)
         cm->asking = 1;
     cm->stats.turns++;
     return wrote < 0 ? wrote : 0;
@@ -415,8 +410,8 @@ static int has_work(const struct connmgr *cm)
         return 1;
     if (cm->refs.blocked)
         return 0;
-    return cm->stalled_more || cm->sub_due_count || cm->holds_due_count || cm->asked_first != CONNMGR_NONE ||
-           (cm->journal->refs.tail & 0xffff) > BATCH_HEAD;
+    return cm->stalled_more || (cm->stalled_ring && frames_have_room(cm)) || cm->sub_due_count ||
+           cm->holds_due_count || cm->asked_first != CONNMGR_NONE || (cm->journal->refs.tail & 0xffff) > BATCH_HEAD;
 }
 
 int connmgr_turn(struct connmgr *cm, int timeout_ms)

@@ -44,8 +44,8 @@
 #define CONNMGR_REFS_AHEAD 8u         /* unsent reference batches before reading stops */
 #define CONNMGR_ORDERS_A_TURN 16      /* order batches between two writes */
 #define CONNMGR_PASSES_A_TURN 8       /* over the readable connections, until a batch is full */
-#define CONNMGR_MORE_TURNS 4          /* with little in them, until a flood is over */
-#define CONNMGR_PAUSE_MS 2            /* without anything to read, likewise */
+#define CONNMGR_MORE_ROUNDS 4         /* with little in them, until a flood is over */
+#define CONNMGR_PAUSE_MS 2            /* without much to read, likewise */
 #define CONNMGR_READS_A_TURN 64       /* connections read between two looks at orders */
 #define CONNMGR_CHUNKS_RESERVED 16u   /* kept for small messages when large ones come */
 #define CONNMGR_CHUNKS_FEW 64u        /* free chunks below which they are filled to the end */
@@ -226,8 +226,8 @@ struct connmgr {
     int in_armed, refs_armed;
     struct epoll_event ready[CONNMGR_READS_A_TURN]; /* readable, in the order they are read */
     int ready_at, ready_count;
-    uint32_t pass;     /* see read_ready() */
-    uint64_t large_reads; /* see read_on() */
+    uint32_t pass;     /* see count_pass() */
+    uint64_t large_reads, large_seen, reads_seen, messages_seen, active_ns; /* see flood_is_over() */
     uint32_t run;      /* see each_once() */
     uint32_t bulk;     /* connections with chunks of their own: these can always go on */
     uint64_t begun;    /* bytes of unfinished frames in shared chunks */
@@ -239,6 +239,7 @@ struct connmgr {
     struct hold_said holds_said[CONNMGR_HOLDS_SAID];
     struct hold_due holds_due[CONNMGR_HOLDS_DUE];
     uint32_t holds_due_count;
+    int stalled_ring;  /* some wait for room in the ring, not for the arena */
     int stalled_more;  /* some could go on without anything happening first */
     int recovering; /* in connmgr_start: steps may be repetitions */
     struct spin spin[2]; /* without and with an answer of the router to wait for */

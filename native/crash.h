@@ -3,11 +3,13 @@
  * Every commit point has one right before and one right after it; crash_points.h is the table
  * of all of them, so a point that is not in the table does not compile, and one that is in it
  * is gone through by tests/test_crash_points.py, which fails if it is never reached.
- * In a normal build CRASH() is nothing.
+ * In a normal build CRASH() is no instruction, but keeps the compiler from moving stores across it:
+ * the order that the tests go through is the one that is built.
  */
 #ifndef MIDAIR_CRASH_H
 #define MIDAIR_CRASH_H
 
+#include <stdatomic.h>
 #include <stdint.h>
 
 /* The n-th pass of the point removes the file `path` and, if it was there, kills the process:
@@ -26,7 +28,7 @@ enum crash_id {
 void crash_here(enum crash_id id);
 #define CRASH(id) crash_here(CRASH_##id)
 #else
-#define CRASH(id) ((void)0)
+#define CRASH(id) atomic_signal_fence(memory_order_seq_cst)
 #endif
 
 #endif

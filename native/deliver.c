@@ -73,11 +73,15 @@ static uint8_t *put_verb(uint8_t *to, const struct delivery *d, int headers)
     return to;
 }
 
+/* `base` before `stamp` before `delivered`, as a crash in between must find them (subtable_recover):
+ * the compiler is not to change that. */
 static inline void count_deliveries(struct sub_rec *s, uint32_t count, uint32_t stamp)
 {
     if (s->stamp != stamp) {
         s->base = s->delivered;
+        redo_order();
         s->stamp = stamp;
+        redo_order();
     }
     s->delivered += count;
 }

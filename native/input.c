@@ -337,6 +337,16 @@ void input_read(struct connmgr *cm, struct conn *c)
     input_receive(cm, c);
 }
 
+/* A pass ends when a connection comes up for the second time; the router counts them. */
+static void count_pass(struct connmgr *cm, struct conn *c)
+{
+    if (c->pass == cm->pass) {
+        cm->pass++;
+        cm->refs.passes++;
+    }
+    c->pass = cm->pass;
+}
+
 void input_receive(struct connmgr *cm, struct conn *c)
 {
     uint32_t before = cm->fill_at;
@@ -355,6 +365,7 @@ void input_receive(struct connmgr *cm, struct conn *c)
     if (c->chained)
         CRASH(CHAIN_RECEIVED);
     cm->stats.recvs++;
+    count_pass(cm, c);
     cm->stats.bytes_in += (uint64_t)got;
     if (TRACE_IF(cm->trace.on))
         cm->now_ns = connmgr_clock_ns();
@@ -441,6 +452,8 @@ void input_parse(struct connmgr *cm, struct conn *c)
     }
     if (c->awaiting)
         connmgr_set_reading(cm, c, 0);
-    else if (wait)
+    else if (wait) {
+        cm->stalled_ring = 1;
         stalled_add(cm, c);
+    }
 }

@@ -22,7 +22,9 @@ void route_count_pick(struct router *rt, index_sub sub)
 
     if (s->stamp != step) {
         s->base = s->routed;
+        redo_order();
         s->stamp = step;
+        redo_order();
     }
     s->routed++;
     if (s->max && s->routed >= s->max)

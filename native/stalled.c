@@ -71,8 +71,10 @@ static int serve(struct connmgr *cm, struct conn *c)
         connmgr_set_reading(cm, c, c->phase == PHASE_OPEN && !c->awaiting && !c->held);
         return 1;
     }
-    if (!frames_have_room(cm))
+    if (!frames_have_room(cm)) {
+        cm->stalled_ring = 1;
         return 0;
+    }
     if (c->len && c->need <= c->len) { /* it has frames that were not looked at */
         if (cm->chunk_messages[c->chunk] == ARENA_CHUNK_MESSAGES && !input_place(cm, c))
             return 0;
@@ -93,7 +95,7 @@ static int serve(struct connmgr *cm, struct conn *c)
 void stalled_retry(struct connmgr *cm)
 {
     cm->retrying = 1;
-    cm->stalled_more = 0;
+    cm->stalled_more = cm->stalled_ring = 0;
     for (int i = 0; i < STALLED_LISTS; i++) {
         uint32_t last = cm->stalled[i].last;
 

@@ -255,9 +255,17 @@ def test_throughput(nats: NatsServer, options: dict[str, Any]) -> None:
     assert report["published"] == 500 * publishers
     assert report["deliveries"] == 500 * publishers * each
     assert report["deliveries_per_s"] > 0
-    assert report["server_cpu_ns"] > 0
+    assert report["server_cpu_ns"] >= 0
     assert report["generator_cpu_ns"] > 0
     assert report["server_version"]
+
+
+def test_the_servers_cpu_time_is_counted(nats: NatsServer) -> None:
+    """The kernel adds it up when a process is switched or at a tick: a short run may show none."""
+    outcome = loadgen.run("throughput", nats.port, messages=200_000, server_pids=nats.pids())
+    assert outcome.code == loadgen.EXIT_OK, outcome.report
+    assert outcome.report["server_cpu_ns"] > 0
+    assert outcome.report["server_cpu_ns_per_delivery"] > 0
 
 
 @pytest.mark.parametrize("mode", ["pingpong", "paced"])
@@ -271,7 +279,7 @@ def test_latency(nats: NatsServer, mode: str) -> None:
     figures = [report[name] for name in LATENCY_NAMES]
     assert figures == sorted(figures)
     assert 0 < report["mean_us"] <= report["max_us"]
-    assert report["server_cpu_ns_per_delivery"] > 0
+    assert report["server_cpu_ns_per_delivery"] >= 0
 
 
 def test_connect(nats: NatsServer) -> None:

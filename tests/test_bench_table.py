@@ -336,7 +336,7 @@ def test_growth_tables_small(tmp_path: Path) -> None:
         for point in tables[table.key]:
             for figures in point["figures"].values():
                 assert figures["rate"] > 0
-                assert figures["cpu_ns"] > 0
+                assert figures["cpu_ns"] >= 0
                 assert (figures["wrong"], figures["errors"]) == (0, [])
 
 
