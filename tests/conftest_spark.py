@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import atexit
 import functools
+import json
 import shutil
+import subprocess
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -15,12 +17,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from conftest import cli
 
-from spark_jobs import latency_report, session
+from spark_jobs import session
 from spark_jobs.generate import Load, generate
 from spark_jobs.histogram import PARTS, PERCENTILES, RELATIVE_ERROR
 from spark_jobs.schema import STAGES
 
+PATIENCE_S = 600  # a cold Spark takes a minute, and more on a busy machine
 BASE = Path(tempfile.mkdtemp(prefix="mdt-spark-"))
 atexit.register(shutil.rmtree, BASE, ignore_errors=True)
 
@@ -55,11 +59,20 @@ def run_of(load: Load) -> Path:
 
 
 @functools.cache
+def dashboard_of(load: Load) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """`midair dashboard RUN` as a user runs it, with a Spark of its own, on a copy of the run."""
+    run = BASE / f"shown-{load.run}"
+    shutil.copytree(run_of(load), run)
+    return run, cli("dashboard", str(run), timeout=PATIENCE_S)
+
+
+@functools.cache
 def report_of(load: Load) -> tuple[Path, dict[str, Any]]:
     """The folder of a report, and what report.json says."""
-    out = BASE / f"report-{load.run}"
-    facts = latency_report.make_report(spark(), str(run_of(load)), str(out), quiet=True)
-    return out, facts
+    run, done = dashboard_of(load)
+    assert done.returncode == 0, done.stderr
+    out = run / "_report"
+    return out, json.loads((out / "report.json").read_text(encoding="utf-8"))
 
 
 def read(*path: Any) -> list[dict[str, Any]]:
