@@ -24,7 +24,9 @@ CRASH_POINT(CHAIN_MADE, "chain.made", "connmgr")         /* chunks reserved, fra
 CRASH_POINT(CHAIN_RECEIVED, "chain.received", "connmgr") /* part of a large frame received */
 CRASH_POINT(CHAIN_WHOLE, "chain.whole", "connmgr")       /* all of it, not committed */
 
-/* orders.c, arena.c: deliveries and letting go */
+/* deliver.c, orders.c, arena.c: deliveries and letting go */
+CRASH_POINT(COUNT_BASE, "count.base", "connmgr")                     /* old count kept, not for this batch */
+CRASH_POINT(COUNT_STAMP, "count.stamp", "connmgr")                   /* kept for it, nothing counted yet */
 CRASH_POINT(ORDERS_APPLIED, "orders.applied", "connmgr")             /* outputs appended, not committed */
 CRASH_POINT(ORDERS_COMMITTED, "orders.committed", "connmgr")         /* committed, nothing relinquished */
 CRASH_POINT(ORDERS_RELINQUISHING, "orders.relinquishing", "connmgr") /* some messages relinquished */
@@ -55,6 +57,8 @@ CRASH_POINT(ENDED_RECORDED, "ended.recorded", "connmgr")   /* journal slot free,
 CRASH_POINT(SUB_FREE, "sub.free", "connmgr")               /* a sub slot freed */
 
 /* router.c, route.c, session.c */
+CRASH_POINT(PICK_BASE, "pick.base", "router")                  /* a member's old count kept, not for this step */
+CRASH_POINT(PICK_STAMP, "pick.stamp", "router")                /* kept for it, nothing counted yet */
 CRASH_POINT(ROUTE_STEP, "route.step", "router")                /* orders appended, not committed */
 CRASH_POINT(ROUTE_COMMITTED, "route.committed", "router")      /* committed, not sent */
 CRASH_POINT(ROUTE_PIECE, "route.piece", "router")              /* a piece of a very long list committed */

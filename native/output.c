@@ -6,7 +6,8 @@
  * need each body.
  *
  * Bound: an order batch names at most 2040 recipients, each of which may need one new block
- * for its frame head and one for what follows a body: OUTPUT_BLOCKS_KEPT are free before
+ * for its frame head and one for what follows a body (a run of orders, deliver.c, names each
+ * recipient once for each of them and needs no more): OUTPUT_BLOCKS_KEPT are free before
  * a batch is begun, if need be by ending the connection with the most pending bytes.
  */
 #include "connmgr.h"

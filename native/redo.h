@@ -59,10 +59,6 @@ static inline void redo_put_arena(struct redo *r, uint64_t *word, uint64_t value
     p->value = value;
 }
 
-/* Stores before it stay before stores after it, whatever the compiler would like. More is not needed:
- * a process that is killed has made its stores in the order of its instructions, or not at all. */
-static inline void redo_order(void) { atomic_signal_fence(memory_order_seq_cst); }
-
 void redo_commit(struct redo *r);
 /* At start: finishes a committed step. Returns how many words it stored. */
 uint32_t redo_recover(struct redo *r);

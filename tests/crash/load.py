@@ -50,6 +50,21 @@ def body_of(seed: int, seq: int, size: int) -> bytes:
     return (head + fill * (size // 32 + 1))[: max(size, len(head))]
 
 
+async def check_counts(
+    publisher: Client, had: dict[Client, int], sid: bytes, subject: bytes, sent: int = 4
+) -> None:
+    """The server knows how many messages each has had, whatever died meanwhile."""
+    for client, count in had.items():
+        await client.send(b"UNSUB %s %d\r\n" % (sid, count + 2))
+        await client.flush()
+    await publisher.send(b"PUB %s 1\r\nx\r\n" % subject * sent)
+    await publisher.flush()
+    for client, count in had.items():
+        got = [message for message in await client.flush() if message.sid == sid]
+        if len(got) != 2:
+            raise BrokenPromise(f"{subject!r}: {len(got)} after {count}, of 2 that were asked for")
+
+
 async def stream(load: Load, sizes: Callable[[random.Random], int], window: int) -> None:
     """A publisher and a subscriber on connections of their own; order, loss, doubles, content."""
     subject = b"stream.%d" % load.seed
@@ -94,6 +109,7 @@ async def stream(load: Load, sizes: Callable[[random.Random], int], window: int)
     if sent != received:
         raise BrokenPromise(f"{subject!r}: {sent} sent, {received} received")
     await publisher.flush()
+    await check_counts(publisher, {subscriber: sent + 1}, b"7", subject + b".x")
 
 
 async def fan(load: Load, subscribers: int = 10) -> None:
@@ -133,6 +149,7 @@ async def fan(load: Load, subscribers: int = 10) -> None:
     await together(publish(), *(receive(at) for at in range(subscribers)))
     if seen != [sent] * subscribers:
         raise BrokenPromise(f"fan: {sent} sent, {seen} received")
+    await check_counts(publisher, dict.fromkeys(clients, sent + 1), b"1", subject)
 
 
 async def queue(load: Load, members: int = 4) -> None:
@@ -144,6 +161,7 @@ async def queue(load: Load, members: int = 4) -> None:
         await client.flush()
     publisher = await load.open()
     seen: set[int] = set()
+    counts = dict.fromkeys(clients, 0)
     sent = 0
 
     async def receive(client: Client) -> None:
@@ -156,6 +174,7 @@ async def queue(load: Load, members: int = 4) -> None:
             if seq in seen or seq <= last:
                 raise BrokenPromise(f"queue: {seq} came twice, or after {last}")
             seen.add(seq)
+            counts[client] += 1
             last = seq
             load.count("received")
 
@@ -177,6 +196,7 @@ async def queue(load: Load, members: int = 4) -> None:
     await together(publish(), *(receive(client) for client in clients))
     if seen != set(range(sent)):
         raise BrokenPromise(f"queue: {sent} sent, {len(seen)} received")
+    await check_counts(publisher, counts, b"1", subject + b".a", 10 * members)
 
 
 async def churn(load: Load) -> None:
