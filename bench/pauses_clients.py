@@ -23,6 +23,7 @@ import time
 from collections import deque
 from typing import Any
 
+from midair.drill.clients import Stream
 from midair.questions import Questions, say
 
 SUBJECT = b"pauses.stream"
@@ -146,29 +147,17 @@ def publisher(port: int, rate: float) -> None:
                 taken = 0
 
 
-class Arrivals:
+class Arrivals(Stream):
     """When messages arrived, and which did not."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.times: list[float] = []  # of each read that brought something
-        self.next = 0
-        self.missing: set[int] = set()
-        self.duplicated = 0
-        self.reordered = 0
 
-    def add(self, now: float, numbers: list[int]) -> None:
+    def read(self, now: float, numbers: list[int]) -> None:
         self.times.append(now)
         for number in numbers:
-            if number == self.next:
-                self.next += 1
-            elif number > self.next:
-                self.missing.update(range(self.next, number))
-                self.next = number + 1
-            elif number in self.missing:
-                self.missing.remove(number)
-                self.reordered += 1
-            else:
-                self.duplicated += 1
+            self.add(number)
 
     def gap_s(self, since: float, until: float) -> float:
         """The longest time without a delivery that overlaps with these moments."""
@@ -208,14 +197,14 @@ def subscriber(port: int) -> None:
         if line.fd in ready:
             line.read()
             if numbers := take(line):
-                arrivals.add(time.monotonic(), numbers)
+                arrivals.read(time.monotonic(), numbers)
         if 0 in ready:
             for asked in questions.read():
                 say(
                     next=arrivals.next,
                     gap_s=arrivals.gap_s(asked["since"], asked["until"]),
                     lost=len(arrivals.missing),
-                    duplicated=arrivals.duplicated,
+                    duplicated=arrivals.doubled,
                     reordered=arrivals.reordered,
                     drops=line.drops,
                 )

@@ -45,8 +45,8 @@ def test_every_kind_of_event_once(tmp_path: Path) -> None:
 def test_arrivals_tell_what_happened() -> None:
     arrivals = Arrivals()
     for now, numbers in ((1.0, [0, 1]), (1.5, [2, 4]), (4.5, [4, 3]), (5.0, [7])):
-        arrivals.add(now, numbers)
-    assert (arrivals.missing, arrivals.duplicated, arrivals.reordered) == ({5, 6}, 1, 1)
+        arrivals.read(now, numbers)
+    assert (arrivals.missing, arrivals.doubled, arrivals.reordered) == ({5, 6}, 1, 1)
     assert arrivals.gap_s(0.0, 9.0) == 3.0
     assert arrivals.gap_s(2.0, 2.5) == 3.0  # it began before and ended after
     assert arrivals.gap_s(4.6, 4.7) == 0.5
