@@ -46,6 +46,7 @@ class Rig:
 
     def __init__(self) -> None:
         self.instance = f"rig-{os.getpid()}"
+        self._queues: list[ipc.Queue] = []
         self._clients: dict[socket.socket, int] = {}  # and the descriptor of the other end
         self._runtime = Runtime.create(self.instance)
         try:
@@ -114,6 +115,8 @@ class Rig:
     def _remove(self) -> None:
         for client in self._clients:
             client.close()
+        for queue in self._queues:
+            queue.close()
         ipc.remove_all(self.instance)
         self._runtime.remove()
 
@@ -177,6 +180,10 @@ class Rig:
             if got.endswith(end):
                 return got
         raise RigError(f"after {TURNS_MAX} turns a client has only {got[-200:]!r}")
+
+    def live(self) -> int:
+        """Messages that are still in memory."""
+        return native.arena_census(self._arena)[0]
 
     def open(self, *lines: bytes) -> socket.socket:
         """A client that has connected and sent these lines, each without CR LF."""

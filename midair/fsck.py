@@ -181,6 +181,8 @@ def _examine_alive(instance: str) -> Report:
         if report.passes:
             time.sleep(PASS_S)  # nothing tells that a finding has gone away but looking again
         before = _at_work(instance)
+        if before is None and not _running(instance):
+            return examine(instance)  # it died meanwhile
         try:
             with _opened(instance, False, mmap.MAP_SHARED, mmap.PROT_READ) as (it, missing):
                 found = {raw.identity: raw for raw in it.run()}

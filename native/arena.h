@@ -13,7 +13,9 @@
  *                 hints about when to look.
  * Invariants:   a message lives while its entry number is below `messages` and its word is
  *               not complete: completing the word is what frees it, there is no second step.
- *               Entries are numbered chunk * ARENA_CHUNK_MESSAGES + n.
+ *               Entries are numbered chunk * ARENA_CHUNK_MESSAGES + n. Those of a chunk have the same
+ *               generation as long as it is not taken anew, so handles of messages that follow
+ *               each other do too (REF_RUN).
  *               A chunk is reused only after every one of its words was seen complete.
  *               A chunk in a chain holds no entries of its own and lives with its head.
  * After a crash: of the owner, entries at or past `messages` belong to a step that was not
@@ -26,7 +28,7 @@
 #include "ledger.h"
 #include "segment.h"
 
-#define ARENA_LAYOUT 2
+#define ARENA_LAYOUT 3
 #define ARENA_SLACK 64u /* bytes behind the last chunk that may be read: short copies go past an end */
 #define ARENA_CHUNK_BYTES (128u * 1024)
 #define ARENA_CHUNK_MESSAGES 4096u
@@ -128,10 +130,14 @@ void arena_close(struct arena_pool *p, uint32_t chunk);
 /* Whether no message in the chunk lives. */
 int arena_idle(const struct arena *a, uint32_t chunk);
 
-/* A new message in this entry of an arena the caller owns: its handle. */
+/* A new message in this entry of an arena the caller owns: its handle. The first of a chunk comes
+ * before the others, and makes their generation. */
 static inline uint64_t arena_begin(struct arena *a, uint32_t entry)
 {
-    return handle_make(a->owner, ledger_init(&arena_words(a)[entry]), entry);
+    ledger_word *word = &arena_words(a)[entry];
+    uint32_t n = entry % ARENA_CHUNK_MESSAGES;
+
+    return handle_make(a->owner, n ? ledger_init_as(word, &word[-(int32_t)n]) : ledger_init(word), entry);
 }
 
 /* Adds bits or limit to the word of a message; 1 if that freed it. `redo`: the step may be a

@@ -40,6 +40,7 @@ void batch_out_turn(struct batch_out *o, uint64_t now_ns)
     close_batch(o, now_ns);
     o->seq++;
     o->bytes = BATCH_HEAD;
+    o->load = 0;
     o->first_ns = o->marked = 0;
 }
 

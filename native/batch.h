@@ -50,11 +50,11 @@ struct batch {
 };
 _Static_assert(sizeof(struct batch) == BATCH_BYTES, "a batch is one queue message");
 #define BATCH_HEAD 32u
-#define BATCH_VERSION 3
+#define BATCH_VERSION 4
 
 /* ---- references: connmgr -> router. Records are padded to 8 bytes. ---- */
 enum ref_type {
-    REF_MESSAGE = 1,  /* handle; text = subject, then reply if REF_REPLY */
+    REF_MESSAGE = 1,  /* handle; text = subject, then reply if REF_REPLY; or a run, see REF_RUN */
     REF_OPEN = 2,     /* handle = uid; text = client ip: asks for a session */
     REF_READY = 3,    /* handle = uid; text = client name: CONNECT was accepted */
     REF_CLOSE = 4,    /* handle = uid: the connection is gone */
@@ -70,6 +70,8 @@ enum ref_flags {
     REF_NO_RESPONDERS = 8, /* tell the sender if nobody gets it */
     REF_MODE = 16,      /* REF_MESSAGE: a struct ref_mode follows the texts. REF_READY: the text
                          * is a name to be addressed by */
+    REF_RUN = 32,       /* text2_len messages whose handles follow each other, of one sender to one
+                         * subject, without replies; size = of all. Said at once, routed at once */
 };
 struct ref {
     uint8_t type;
@@ -120,7 +122,7 @@ _Static_assert(sizeof(struct ref_mode) == 24, "frozen wire layout");
 /* ---- orders: router -> connmgr ---- */
 enum order_type {
     ORDER_DELIVER = 1,  /* handle; to `count` sub slots (one: in `one`, none after) */
-    ORDER_DELETE = 2,   /* handle: no recipients */
+    ORDER_DELETE = 2,   /* handle: no recipients; nor have the count - 1 messages after it */
     ORDER_NO_RESPONDERS = 3, /* handle: 503 to sub slot `one` of the sender, then delete */
     ORDER_INFO = 4,     /* handle = uid, one = conn slot; text = what to send first */
     ORDER_PONG = 5,     /* handle = uid, one = conn slot */
@@ -135,6 +137,8 @@ enum order_type {
     ORDER_NAME_TAKEN = 12, /* handle = uid, one = conn slot: its name is somebody else's */
     ORDER_TRACE = 13,   /* about the orders after it (trace.h): handle = closed_ns of the references
                          * they come of, one = bytes of these, then a struct order_trace */
+    ORDER_RUN = 14,     /* as ORDER_DELIVER, `one` messages whose handles follow each other; the sub
+                         * slots are always after this */
 };
 #define ORDER_MORE 0x80 /* in type: further recipients of this message follow for this connmgr */
 struct order {
@@ -173,6 +177,7 @@ static inline uint32_t ref_bytes(uint32_t text, uint32_t text2)
 {
     return (uint32_t)sizeof(struct ref) + batch_pad(text + text2);
 }
+static inline uint32_t ref_messages(const struct ref *r) { return r->flags & REF_RUN ? r->text2_len : 1; }
 static inline const struct ref_mode *ref_mode(const struct ref *r)
 {
     return (const struct ref_mode *)(r->text + batch_pad((uint32_t)r->text_len + r->text2_len));
@@ -181,11 +186,17 @@ static inline uint32_t order_list_bytes(uint32_t count)
 {
     return (uint32_t)sizeof(struct order) + (count < 2 ? 0 : batch_pad(count * 4));
 }
+static inline uint32_t order_run_bytes(uint32_t count)
+{
+    return (uint32_t)sizeof(struct order) + batch_pad(count * 4);
+}
 static inline uint32_t order_bytes(const struct order *o)
 {
     switch (o->type & ~ORDER_MORE) {
     case ORDER_DELIVER:
         return order_list_bytes(o->count);
+    case ORDER_RUN:
+        return order_run_bytes(o->count);
     case ORDER_HOLD:
         return (uint32_t)sizeof(struct order) + 8;
     case ORDER_INFO:
@@ -210,7 +221,19 @@ static inline int order_has_message(const struct order *o)
 {
     uint8_t type = o->type & (uint8_t)~ORDER_MORE;
 
-    return type <= ORDER_NO_RESPONDERS || type == ORDER_MODE;
+    return type <= ORDER_NO_RESPONDERS || type == ORDER_MODE || type == ORDER_RUN;
+}
+/* The messages of an order that has any. */
+static inline uint32_t order_messages(const struct order *o)
+{
+    uint8_t type = o->type & (uint8_t)~ORDER_MORE;
+
+    return type == ORDER_RUN ? o->one : type == ORDER_DELETE ? o->count : 1;
+}
+/* The recipients of an ORDER_DELIVER or ORDER_RUN. */
+static inline const uint32_t *order_subs(const struct order *o)
+{
+    return o->count == 1 && o->type != ORDER_RUN ? &o->one : o->subs;
 }
 static inline const struct order_text *order_text(const struct order *o)
 {
@@ -229,6 +252,8 @@ struct batch_out {            /* private to the sender */
     mqd_t queue;
     uint64_t seq;             /* of the batch being filled, with uncommitted appends */
     uint32_t bytes;
+    uint32_t load;            /* the router's: what the runs in it count for beside their bytes
+                               * (batch_run_load) */
     uint8_t from;
     int blocked;              /* the queue was full at the last try */
     uint64_t first_ns;        /* goes to step_ns of the batch being filled */
@@ -250,6 +275,29 @@ static inline uint16_t batch_rounds(uint32_t passes, int more)
 }
 static inline uint32_t batch_rounds_passes(uint16_t rounds) { return rounds >> 2; }
 static inline int batch_rounds_more(uint16_t rounds) { return rounds >> 1 & 1; }
+
+/* A batch may make its receiver write no more than one can that is full of recipients: four bytes
+ * each, and each counts for two blocks of output (output.c). Of a run of small messages a recipient
+ * gets frames that are gathered, in half of BATCH_GATHERED each block at least; the bodies of larger
+ * ones (BATCH_COPY_MAX) are not copied, and each is written as a piece of its own. */
+#define BATCH_COPY_MAX 4096u
+#define BATCH_GATHERED 16384u
+#define BATCH_FRAME_MORE 64u /* bytes of a frame beside subject and body, at most */
+static inline uint32_t batch_run_load(uint32_t recipients, uint32_t messages, uint32_t size_each, uint32_t subject_len)
+{
+    uint64_t bytes = (uint64_t)messages * (size_each + subject_len + BATCH_FRAME_MORE);
+
+    return 4 * recipients * (size_each > BATCH_COPY_MAX ? messages : (uint32_t)(bytes / BATCH_GATHERED) + 1);
+}
+/* How many messages make no more than `load`; at least one. */
+static inline uint32_t batch_run_most(uint32_t load, uint32_t recipients, uint32_t size_each, uint32_t subject_len)
+{
+    uint32_t each = load / (4 * recipients);
+
+    if (each < 2 || size_each > BATCH_COPY_MAX)
+        return each ? each : 1;
+    return (each - 1) * BATCH_GATHERED / (size_each + subject_len + BATCH_FRAME_MORE) + 1;
+}
 
 static inline uint64_t batch_tail(uint64_t seq, uint32_t bytes) { return seq << 16 | bytes; }
 static inline struct batch *batch_slot(struct batch_ring *r, uint64_t seq)
@@ -273,7 +321,7 @@ void batch_out_turn(struct batch_out *o, uint64_t now_ns);
  * being filled, or in the next one. NULL when the ring is full: nothing changed. */
 static inline void *batch_out_append(struct batch_out *o, uint32_t bytes, uint64_t now_ns)
 {
-    if (o->bytes + bytes > BATCH_BYTES) {
+    if (o->bytes + o->load + bytes > BATCH_BYTES) {
         if (batch_out_room(o) == 0)
             return NULL;
         batch_out_turn(o, now_ns);

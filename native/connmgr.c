@@ -197,11 +197,17 @@ void connmgr_send_due(struct connmgr *cm)
     redo_commit(&cm->redo);
 }
 
+static uint64_t work_in(const struct connmgr *cm) { return spin_work(cm->stats.messages_in, cm->stats.bytes_in); }
+static uint64_t work_out(const struct connmgr *cm) { return spin_work(cm->stats.messages_out, cm->stats.bytes_out); }
+
 static int take_orders(struct connmgr *cm)
 {
     struct batch_inbox *in = &cm->journal->inbox;
+    uint64_t most = cm->made + CONNMGR_MADE_A_TURN;
 
     for (int i = 0; i < CONNMGR_ORDERS_A_TURN; i++) {
+        uint64_t before = work_out(cm);
+
         if (cm->event_count > CONNMGR_EVENTS_MAX / 2)
             return i;
         int got = batch_in_pending(in, cm->journal->done)
@@ -213,6 +219,8 @@ static int take_orders(struct connmgr *cm)
         int err = orders_process(cm, &in->batch);
         if (err)
             return err;
+        if (cm->made > most || work_out(cm) - before <= SPIN_SPARSE_MAX) /* after a small batch there is hardly another */
+            return i + 1;
     }
     return CONNMGR_ORDERS_A_TURN;
 }
@@ -255,16 +263,18 @@ static int read_ready(struct connmgr *cm)
     return count;
 }
 
-/* A batch leaves when it is full, or when there is nothing more to read: each one sent may wake
- * the router, which costs more than what is in a small one. */
+/* A batch leaves when it is full or holds as many messages as a full one of single references, or
+ * when there is nothing more to read: each one sent may wake the router, which costs more than what
+ * is in a small one. More would leave the cache. */
 static void read_on(struct connmgr *cm)
 {
-    uint64_t seq = cm->refs.seq;
+    uint64_t seq = cm->refs.seq, before = work_in(cm), messages = cm->stats.messages_in;
 
     for (int pass = 0; pass < CONNMGR_PASSES_A_TURN; pass++) {
         if (read_ready(cm) <= 0)
             return;
-        if (cm->refs.seq != seq || cm->event_count)
+        if (cm->refs.seq != seq || cm->event_count || work_in(cm) - before <= SPIN_SPARSE_MAX ||
+            cm->stats.messages_in - messages >= CONNMGR_FULL_MESSAGES)
             return;
     }
 }
@@ -315,14 +325,14 @@ static int flood_is_over(struct connmgr *cm)
 /* Waits for something to do; looks again for a moment before it sleeps. */
 static int await(struct connmgr *cm, struct epoll_event *evs, int max, int sleep_ms)
 {
-    uint64_t seen = cm->stats.messages_in + cm->stats.messages_out, messages = seen - cm->spin_seen;
+    uint64_t seen = work_in(cm) + work_out(cm), work = seen - cm->spin_seen;
     struct spin *s = &cm->spin[cm->asking];
     int n = 0;
 
     cm->spin_seen = seen;
     if (sleep_ms == 0)
         return epoll_wait(cm->epoll, evs, max, 0);
-    uint64_t began = connmgr_clock_ns(), until = began + spin_time(s, messages);
+    uint64_t began = connmgr_clock_ns(), until = began + spin_time(s, work);
 
     for (uint64_t now = began; n == 0 && now < until; now = connmgr_clock_ns()) {
         n = epoll_wait(cm->epoll, evs, max, 0);
@@ -375,7 +385,7 @@ static int one_round(struct connmgr *cm, int sleep_ms)
         else
             connmgr_event(cm, EVENT_FD, NULL, (int)(tag - TAG_USER));
     }
-    took = take_orders(cm);
+    took = ready & 1 << TAG_ORDERS || batch_in_pending(&cm->journal->inbox, cm->journal->done) ? take_orders(cm) : 0;
     if (took < 0)
         return took;
     if (took)

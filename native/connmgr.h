@@ -40,9 +40,11 @@
 #define CONNMGR_RECV_MIN 16384u       /* the least room for one, when there are few free chunks */
 #define CONNMGR_RECV_LINE 512u        /* bytes of one recv of a control line when too much is begun */
 #define CONNMGR_BULK_BYTES 32768u     /* a frame larger than this gets a chunk of its own */
-#define CONNMGR_COPY_MAX 4096u        /* a body larger than this is written from the arena */
+#define CONNMGR_COPY_MAX BATCH_COPY_MAX /* a body larger than this is written from the arena */
 #define CONNMGR_REFS_AHEAD 8u         /* unsent reference batches before reading stops */
 #define CONNMGR_ORDERS_A_TURN 16      /* order batches between two writes */
+#define CONNMGR_MADE_A_TURN (1u << 19) /* bytes of output before it is written: more leaves the cache */
+#define CONNMGR_FULL_MESSAGES 200u    /* in a batch of references that is sent */
 #define CONNMGR_PASSES_A_TURN 8       /* over the readable connections, until a batch is full */
 #define CONNMGR_MORE_ROUNDS 4         /* with little in them, until a flood is over */
 #define CONNMGR_PAUSE_MS 2            /* without much to read, likewise */
@@ -207,9 +209,10 @@ struct sub_link { /* derived, per sub slot */
     uint32_t conn_next, conn_prev; /* CONNMGR_NONE ends */
 };
 
-struct let_go { /* a message of the batch being processed, to relinquish after its commit */
-    uint64_t handle;
-    uint64_t limit; /* as ledger bits */
+struct let_go { /* messages in a row of the batch being processed, to relinquish after its commit */
+    uint64_t handle; /* of the first */
+    uint64_t limit;  /* of each, as ledger bits */
+    uint32_t count;
 };
 
 struct connmgr {
@@ -267,6 +270,8 @@ struct connmgr {
     uint32_t *chunk_messages;     /* entries given out, with the uncommitted */
 
     uint32_t dirty_first, flush_first, marked_first, asked_first, asked_last;
+    uint64_t made;       /* bytes for clients since the start */
+    struct ref *repeatable; /* of the frame being parsed, if such as follow may join it */
     struct let_go *let_go;
     uint32_t let_go_count;
     uint8_t *scratch;

@@ -61,6 +61,7 @@ CRASH_POINT(PICK_BASE, "pick.base", "router")                  /* a member's old
 CRASH_POINT(PICK_STAMP, "pick.stamp", "router")                /* kept for it, nothing counted yet */
 CRASH_POINT(ROUTE_STEP, "route.step", "router")                /* orders appended, not committed */
 CRASH_POINT(ROUTE_COMMITTED, "route.committed", "router")      /* committed, not sent */
+CRASH_POINT(ROUTE_PART, "route.part", "router")                /* part of a run routed, not committed */
 CRASH_POINT(ROUTE_PIECE, "route.piece", "router")              /* a piece of a very long list committed */
 CRASH_POINT(SESSION_OPENED, "session.opened", "router")        /* session stored, INFO not appended */
 CRASH_POINT(SESSION_CLOSED, "session.closed", "router")        /* session gone, not confirmed */

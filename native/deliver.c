@@ -251,7 +251,7 @@ static int same_recipients(const struct order *a, const struct order *b)
 {
     if (a->count != b->count)
         return 0;
-    return a->count == 1 ? a->one == b->one : memcmp(a->subs, b->subs, a->count * 4u) == 0;
+    return a->count == 1 ? *order_subs(a) == *order_subs(b) : memcmp(a->subs, b->subs, a->count * 4u) == 0;
 }
 
 /* A connection that is named twice gets each message twice before the next one: not in a run. */
@@ -269,27 +269,55 @@ static int each_once(struct connmgr *cm, const uint32_t *subs, uint32_t count)
     return 1;
 }
 
-/* Collects the order at `at` and those after it that can go with it. Returns where the next one is. */
-static uint32_t run_collect(struct connmgr *cm, struct run *run, const struct batch *b, uint32_t at)
+struct place { /* in a batch */
+    uint32_t at;   /* of an order */
+    uint32_t done; /* messages of it that are delivered */
+};
+
+/* Behind one message. */
+static void place_next(const struct order *o, struct place *p)
 {
-    const struct order *first = batch_order(b, at), *o;
+    if (++p->done == order_messages(o)) {
+        p->at += order_bytes(o);
+        p->done = 0;
+    }
+}
+
+/* Adds messages of the order at the place, as many as go; 0: the run ends before the end of it. */
+static int run_add_order(struct connmgr *cm, struct run *run, const struct order *o, struct place *p)
+{
+    uint32_t count = order_messages(o);
+
+    while (p->done < count) {
+        if (run->count == RUN_ORDERS || run->bytes >= RUN_BYTES || !run_add(cm, run, o->handle + p->done))
+            return 0;
+        p->done++;
+    }
+    p->at += order_bytes(o);
+    p->done = 0;
+    return 1;
+}
+
+/* Collects what is at the place and what can go with it, and moves the place behind it. If that is
+ * nothing, the next message is one to be delivered by itself. */
+static void run_collect(struct connmgr *cm, struct run *run, const struct batch *b, struct place *p)
+{
+    const struct order *first = batch_order(b, p->at), *o = first;
 
     run->first = first; /* field by field: most of the frames will not be used */
     run->count = run->headers = 0;
     run->bytes = 0;
-    if (!run_add(cm, run, first->handle))
-        return at + order_bytes(first);
-    at += order_bytes(first);
-    if (first->type != ORDER_DELIVER || (first->count > 1 && !each_once(cm, first->subs, first->count)))
-        return at;
-    while (run->bytes < RUN_BYTES && at + sizeof(struct order) <= b->bytes) {
-        o = batch_order(b, at);
-        if (o->type != ORDER_DELIVER || at + order_bytes(o) > b->bytes || !same_recipients(first, o) ||
-            !run_add(cm, run, o->handle))
-            break;
-        at += order_bytes(o);
+    if (first->type & ORDER_MORE || (first->count > 1 && !each_once(cm, first->subs, first->count))) {
+        if (run_add(cm, run, first->handle + p->done))
+            place_next(first, p);
+        return;
     }
-    return at;
+    while (run_add_order(cm, run, o, p) && p->at + sizeof(struct order) <= b->bytes) {
+        o = batch_order(b, p->at);
+        if ((o->type != ORDER_DELIVER && o->type != ORDER_RUN) || p->at + order_bytes(o) > b->bytes ||
+            !same_recipients(first, o))
+            return;
+    }
 }
 
 static inline uint8_t *put_frame(uint8_t *to, const struct frame *f, const struct sub_rec *s)
@@ -364,7 +392,7 @@ static uint32_t run_make(uint8_t *stream, const struct sub_rec *s, const struct 
 static void run_deliver(struct connmgr *cm, const struct run *run, uint32_t stamp)
 {
     const struct order *o = run->first;
-    const uint32_t *subs = o->count == 1 ? &o->one : o->subs;
+    const uint32_t *subs = order_subs(o);
     const struct sub_rec *made = NULL; /* whose sid the stream has */
     uint32_t len = 0;
 
@@ -406,21 +434,24 @@ static inline void prefetch_ahead(const struct connmgr *cm, const struct batch *
 
 uint32_t deliver_orders(struct connmgr *cm, const struct batch *b, uint32_t at, uint32_t stamp)
 {
+    struct place p = {.at = at};
     struct run run;
 
     prefetch_ahead(cm, b, at);
-    uint32_t next = run_collect(cm, &run, b, at);
+    do {
+        const struct order *o = batch_order(b, p.at);
+        uint64_t handle = o->handle + p.done;
 
-    if (run.count) {
-        run_deliver(cm, &run, stamp);
-        return next;
-    }
-    const struct order *o = run.first;
-    const uint32_t *subs = o->count == 1 ? &o->one : o->subs;
-
-    for (uint32_t i = 0; i < o->count; i++)
-        deliver_one(cm, subs[i], o->handle, stamp);
-    return next;
+        run_collect(cm, &run, b, &p);
+        if (run.count) {
+            run_deliver(cm, &run, stamp);
+            continue;
+        }
+        for (uint32_t i = 0; i < o->count; i++)
+            deliver_one(cm, order_subs(o)[i], handle, stamp);
+        place_next(o, &p);
+    } while (p.done);
+    return p.at;
 }
 
 void deliver_as(struct connmgr *cm, const struct order *o, const struct order_mode *as, uint32_t stamp)

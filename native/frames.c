@@ -3,6 +3,10 @@
  * Everything here works past committed lengths: references appended to the ring, answers to
  * the output, entries of the chunk. input_parse (input.c) commits it all at once. What Python
  * has to decide becomes an event, and the connection waits.
+ *
+ * A publisher often sends many messages of one size to one subject. Frames whose control line is that
+ * of the frame before are not parsed again: their messages join its reference, which becomes a run
+ * (take_repeats).
  */
 #include "connmgr.h"
 
@@ -73,18 +77,9 @@ static void add_mode(struct connmgr *cm, struct conn *c, const uint8_t *p, const
         memcpy(r->text + batch_pad(f->subject_len + reply), &mode, sizeof(mode));
 }
 
-/* 1: done, 0: no entry left in this chunk. */
-static int take_message(struct connmgr *cm, struct conn *c, const uint8_t *p, const struct nats_frame *f)
+static inline void fill_entry(const struct connmgr *cm, const struct conn *c, struct arena_entry *e,
+                              const struct nats_frame *f)
 {
-    uint32_t n = cm->chunk_messages[c->chunk];
-
-    if (n == ARENA_CHUNK_MESSAGES)
-        return 0;
-    struct arena *a = cm->pool.arena;
-    uint32_t entry = c->chunk * ARENA_CHUNK_MESSAGES + n;
-    struct arena_entry *e = &arena_entries(a)[entry];
-    uint64_t handle = arena_begin(a, entry);
-
     e->chunk = c->chunk;
     e->subject = c->at + f->subject;
     e->body = c->at + f->body;
@@ -96,6 +91,20 @@ static int take_message(struct connmgr *cm, struct conn *c, const uint8_t *p, co
     e->usual = (f->flags & NATS_FLAG_USUAL) != 0;
     e->conn = c->slot;
     e->received_ns = cm->now_ns;
+}
+
+/* 1: done, 0: no entry left in this chunk. */
+static int take_message(struct connmgr *cm, struct conn *c, const uint8_t *p, const struct nats_frame *f)
+{
+    uint32_t n = cm->chunk_messages[c->chunk];
+
+    if (n == ARENA_CHUNK_MESSAGES)
+        return 0;
+    struct arena *a = cm->pool.arena;
+    uint32_t entry = c->chunk * ARENA_CHUNK_MESSAGES + n;
+    uint64_t handle = arena_begin(a, entry);
+
+    fill_entry(cm, c, &arena_entries(a)[entry], f);
     cm->chunk_messages[c->chunk] = n + 1;
     cm->stats.messages_in++;
     if (may_have_mode(p, f)) {
@@ -107,10 +116,47 @@ static int take_message(struct connmgr *cm, struct conn *c, const uint8_t *p, co
     struct ref *r = append_ref(cm, c, REF_MESSAGE, handle, p + f->subject, f->subject_len,
                                p + f->reply, ask ? f->reply_len : 0);
 
+    cm->repeatable = !f->reply_len && f->flags == NATS_FLAG_USUAL && !(c->options & CONN_VERBOSE) ? r : NULL;
     r->size = f->total_len;
     r->flags = (uint8_t)((ask ? REF_REPLY | REF_NO_RESPONDERS : 0) |
                          (c->options & CONN_NO_ECHO ? REF_NO_ECHO : 0));
     return 1;
+}
+
+/* Whether the frame at `p` has the control line of the one before it, `f`, and is whole. */
+static inline int is_repeat(const uint8_t *p, uint32_t len, const struct nats_frame *f)
+{
+    return len >= f->bytes && memcmp(p, p - f->bytes, f->body) == 0 && p[f->bytes - 2] == '\r' &&
+           p[f->bytes - 1] == '\n';
+}
+
+/* Takes the messages behind the frame `f` that repeat its control line: they join the reference of
+ * its message. Returns how many bytes they were. */
+static uint32_t take_repeats(struct connmgr *cm, struct conn *c, const uint8_t *p, const struct nats_frame *f)
+{
+    struct arena *a = cm->pool.arena;
+    struct ref *r = cm->repeatable;
+    uint32_t n = cm->chunk_messages[c->chunk], first = n, bytes = (uint32_t)f->bytes, at = c->at, left = c->len;
+    uint32_t base = c->chunk * ARENA_CHUNK_MESSAGES;
+
+    for (; n < ARENA_CHUNK_MESSAGES && is_repeat(p, c->len, f); n++) {
+        (void)arena_begin(a, base + n);
+        fill_entry(cm, c, &arena_entries(a)[base + n], f);
+        p += bytes;
+        c->at += bytes;
+        c->len -= bytes;
+    }
+    uint32_t taken = n - first;
+
+    if (taken) {
+        r->text2_len = (uint16_t)(taken + 1);
+        r->flags |= REF_RUN;
+        r->size += taken * f->total_len;
+        cm->chunk_messages[c->chunk] = n;
+        cm->stats.messages_in += taken;
+        c->in_pos += left - c->len;
+    }
+    return c->at - at;
 }
 
 static void say(struct connmgr *cm, struct conn *c, const char *text)
@@ -268,6 +314,7 @@ int frames_parse(struct connmgr *cm, struct conn *c)
             c->need = (uint32_t)f.bytes;
             return 0;
         }
+        cm->repeatable = NULL;
         if (!handle_frame(cm, c, p, &f))
             return !c->paused;
         p += f.bytes;
@@ -275,6 +322,8 @@ int frames_parse(struct connmgr *cm, struct conn *c)
         c->len -= (uint32_t)f.bytes;
         c->in_pos += f.bytes;
         c->need = 0;
+        if (cm->repeatable)
+            p += take_repeats(cm, c, p, &f);
         if (c->ending)
             return 0;
         if (c->awaiting)

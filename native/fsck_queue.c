@@ -12,7 +12,7 @@ struct lane { /* one queue: the ring it is filled from, the inbox it is emptied 
     uint8_t from;        /* sender in the header of a batch */
     struct batch_ring *ring;           /* NULL: not taken in */
     const struct batch_inbox *inbox;   /* NULL: not taken in, then done, too */
-    const uint64_t *done, *applied, *at;
+    const uint64_t *done, *applied, *at, *routed;
     const struct fsck_queue *queue;
 };
 
@@ -36,6 +36,7 @@ static struct lane lane_of(struct fsck *f, uint32_t n, int orders)
         l.inbox = &routing_lane(r, n)->inbox;
         l.done = &r->in[n].done;
         l.at = &r->in[n].at;
+        l.routed = &r->in[n].routed;
     }
     return l;
 }
@@ -63,10 +64,11 @@ static uint32_t record_bytes(const struct fsck *f, const struct batch *b, uint32
         const struct order *o = record;
         uint32_t type = o->type & ~ORDER_MORE;
 
-        if (type < ORDER_DELIVER || type > ORDER_TRACE ||
+        if (type < ORDER_DELIVER || type > ORDER_RUN ||
             (o->type & ORDER_MORE && type != ORDER_DELIVER && type != ORDER_MODE) ||
             (type == ORDER_MODE && o->count < sizeof(struct order_mode)) ||
             (type == ORDER_TEXT && (o->one < sizeof(struct order_text) || o->one > BATCH_RECORD_MAX)) ||
+            (type == ORDER_RUN && (o->one == 0 || o->one > ARENA_CHUNK_MESSAGES)) ||
             o->limit > f->connmgrs)
             return 0;
         size = order_bytes(o);
@@ -76,7 +78,8 @@ static uint32_t record_bytes(const struct fsck *f, const struct batch *b, uint32
         uint32_t mode = r->type == REF_MESSAGE && r->flags & REF_MODE ? (uint32_t)sizeof(struct ref_mode) : 0;
 
         if (r->type < REF_MESSAGE || r->type > REF_HOLD ||
-            r->bytes != ref_bytes(r->text_len, r->text2_len) + mode ||
+            r->bytes != ref_bytes(r->text_len, r->flags & REF_RUN ? 0 : r->text2_len) + mode ||
+            (r->flags & REF_RUN && (r->type != REF_MESSAGE || !r->text2_len || r->text2_len > ARENA_CHUNK_MESSAGES)) ||
             (r->type == REF_UNSUBSCRIBE && r->text_len != 8))
             return 0;
         size = r->bytes;
@@ -84,26 +87,36 @@ static uint32_t record_bytes(const struct fsck *f, const struct batch *b, uint32
     return at + size <= bytes ? size : 0;
 }
 
-/* Whether the receiver had not begun with this record when its message was looked at. */
-static int untouched(const struct fsck *f, const struct lane *l, uint64_t seq, uint32_t at, int in_inbox)
+/* Whether the receiver had not begun with message `i` of this record when that was looked at. */
+static int untouched(const struct fsck *f, const struct lane *l, uint64_t seq, uint32_t at, uint32_t i, int in_inbox)
 {
     if (!l->done)
         return 0;
     uint64_t done = fsck_load(l->done);
 
-    if (in_inbox)
-        return done + 1 == seq && (l->orders ? fsck_load(l->applied) < seq : at >= fsck_load(l->at));
+    if (in_inbox && l->orders)
+        return done + 1 == seq && fsck_load(l->applied) < seq;
+    if (in_inbox) {
+        uint64_t next = fsck_load(l->at);
+
+        return done + 1 == seq && (at > next || (at == next && i >= fsck_load(l->routed)));
+    }
     return done + 1 < seq || (f->dead && done + 1 == seq && l->inbox->batch.seq != seq);
 }
 
-static void meet(struct fsck *f, const struct lane *l, uint64_t handle, uint64_t seq, uint32_t at, int in_inbox)
+/* `count` messages in a row. */
+static void meet(struct fsck *f, const struct lane *l, uint64_t first, uint32_t count, uint64_t seq, uint32_t at,
+                 int in_inbox)
 {
-    int alive = fsck_meet(f, handle);
-    uint32_t code = alive < 0 ? FSCK_HANDLE : l->orders ? FSCK_ORDER_DEAD : FSCK_REF_DEAD;
+    for (uint32_t i = 0; i < count; i++) {
+        uint64_t handle = first + i;
+        int alive = fsck_meet(f, handle);
+        uint32_t code = alive < 0 ? FSCK_HANDLE : l->orders ? FSCK_ORDER_DEAD : FSCK_REF_DEAD;
 
-    if (alive > 0 || !untouched(f, l, seq, at, in_inbox))
-        return;
-    say(f, l, in_inbox, code, seq, at, handle);
+        if (alive > 0 || !untouched(f, l, seq, at, i, in_inbox))
+            continue;
+        say(f, l, in_inbox, code, seq, at, handle);
+    }
 }
 
 /* J6: until it is told that a slot will not be named again, the connmgr keeps it. */
@@ -112,13 +125,14 @@ static void check_named(struct fsck *f, const struct lane *l, const struct order
 {
     const struct journal *j = f->journals[l->n];
     uint32_t type = o->type & ~ORDER_MORE;
-    uint32_t count = type == ORDER_DELIVER || type == ORDER_TEXT ? o->count : 1;
+    int listed = type == ORDER_DELIVER || type == ORDER_RUN || type == ORDER_TEXT;
+    uint32_t count = listed ? o->count : 1;
 
     for (uint32_t i = 0; j && i < count; i++) {
-        uint32_t sub = count == 1 && type != ORDER_TEXT ? o->one : o->subs[i];
+        uint32_t sub = count == 1 && type != ORDER_TEXT && type != ORDER_RUN ? o->one : o->subs[i];
         uint64_t word = sub < fsck_load(&j->subs_high) ? fsck_load(&journal_subs((struct journal *)j)[sub].word) : 0;
 
-        if (word & (SUB_ACTIVE | SUB_DYING) || !untouched(f, l, seq, at, in_inbox))
+        if (word & (SUB_ACTIVE | SUB_DYING) || !untouched(f, l, seq, at, 0, in_inbox))
             continue;
         say(f, l, in_inbox, FSCK_ORDER_SUB, seq, at, sub);
     }
@@ -140,7 +154,7 @@ static void take_record(struct fsck *f, const struct lane *l, const struct batch
         const struct ref *r = (const struct ref *)((const char *)b + at);
 
         if (r->type == REF_MESSAGE)
-            meet(f, l, r->handle, seq, at, in_inbox);
+            meet(f, l, r->handle, ref_messages(r), seq, at, in_inbox);
         else if (r->type == REF_SUBSCRIBE)
             note_change(f, l->n, r->handle);
         return;
@@ -149,8 +163,8 @@ static void take_record(struct fsck *f, const struct lane *l, const struct batch
     uint32_t type = o->type & ~ORDER_MORE;
 
     if (order_has_message(o))
-        meet(f, l, o->handle, seq, at, in_inbox);
-    if (type == ORDER_DELIVER || type == ORDER_NO_RESPONDERS || type == ORDER_MODE || type == ORDER_TEXT)
+        meet(f, l, o->handle, order_messages(o), seq, at, in_inbox);
+    if (type == ORDER_DELIVER || type == ORDER_RUN || type == ORDER_NO_RESPONDERS || type == ORDER_MODE || type == ORDER_TEXT)
         check_named(f, l, o, seq, at, in_inbox);
     if (type == ORDER_REFUSED)
         note_change(f, l->n, o->handle);
@@ -286,16 +300,17 @@ static void check_place(struct fsck *f, const struct lane *l, uint64_t done, int
 {
     const struct routing_in *in = &f->routing->in[l->n];
     uint64_t at = fsck_load(&in->at), progress = fsck_load(&in->progress), found = BATCH_HEAD;
+    uint64_t routed = fsck_load(&in->routed);
     uint32_t size;
 
     while (pending && found < at && (size = record_bytes(f, &f->batch, f->batch.bytes, (uint32_t)found, 0)))
         found += size;
-    int first_is_message = pending && found < f->batch.bytes &&
-                           ((const struct ref *)((const char *)&f->batch + found))->type == REF_MESSAGE;
+    const struct ref *first = (const struct ref *)((const char *)&f->batch + found);
+    int first_is_message = pending && found < f->batch.bytes && first->type == REF_MESSAGE;
 
-    if (fsck_load(&in->done) != done || fsck_load(&in->at) != at)
+    if (fsck_load(&in->done) != done || fsck_load(&in->at) != at || fsck_load(&in->routed) != routed)
         return;
-    if (at && (!pending || found != at))
+    if ((at && (!pending || found != at)) || (routed && (!first_is_message || routed >= ref_messages(first))))
         say(f, l, 1, FSCK_IN_AT, at, done);
     if (progress && !first_is_message)
         say(f, l, 1, FSCK_IN_PROGRESS, progress, done);

@@ -58,6 +58,15 @@ static inline uint64_t ledger_init(ledger_word *word)
     return fresh;
 }
 
+/* The same in the generation of another word. */
+static inline uint64_t ledger_init_as(ledger_word *word, const ledger_word *first)
+{
+    uint64_t fresh = atomic_load_explicit(first, memory_order_relaxed) & LEDGER_GENERATION;
+
+    atomic_store_explicit(word, fresh, memory_order_relaxed);
+    return fresh;
+}
+
 static inline uint64_t ledger_limit(uint32_t limit) { return (uint64_t)limit << LEDGER_LIMIT_SHIFT; }
 static inline uint64_t ledger_bit(uint32_t connmgr) { return 1ULL << connmgr; }
 

@@ -86,6 +86,7 @@ static void note(struct connmgr *cm, const struct order *o)
 
     l->handle = o->handle;
     l->limit = ledger_limit(o->limit);
+    l->count = order_messages(o);
 }
 
 /* Only one message of a source can have a list that goes on: the router orders one source's
@@ -179,12 +180,16 @@ static void relinquish_all(struct connmgr *cm, int redo)
 {
     for (uint32_t i = 0; i < cm->let_go_count; i++) {
         const struct let_go *l = &cm->let_go[i];
-        uint64_t add = l->limit;
+        uint32_t source = handle_source(l->handle);
+        const uint32_t *local = &cm->local[source][handle_entry(l->handle)];
+        struct arena_pool *pool = source == cm->conf.index ? &cm->pool : NULL;
 
-        if (cm->local[handle_source(l->handle)][handle_entry(l->handle)] == 0)
-            add |= cm->my_bit;
-        if (add)
-            orders_relinquish(cm, l->handle, add, redo);
+        for (uint32_t k = 0; k < l->count; k++) {
+            uint64_t add = l->limit | (local[k] ? 0 : cm->my_bit);
+
+            if (add)
+                (void)arena_relinquish(cm->arenas[source], pool, l->handle + k, add, redo);
+        }
         if (i == cm->let_go_count / 2)
             CRASH(ORDERS_RELINQUISHING);
     }
@@ -210,7 +215,7 @@ int orders_process(struct connmgr *cm, const struct batch *b)
 
         if (next > b->bytes)
             return -EBADMSG;
-        if (!redo && (o->type & ~ORDER_MORE) == ORDER_DELIVER) {
+        if (!redo && ((o->type & ~ORDER_MORE) == ORDER_DELIVER || o->type == ORDER_RUN)) {
             at = apply_deliveries(cm, b, at);
             continue;
         }

@@ -6,9 +6,9 @@
  * need each body.
  *
  * Bound: an order batch names at most 2040 recipients, each of which may need one new block
- * for its frame head and one for what follows a body (a run of orders, deliver.c, names each
- * recipient once for each of them and needs no more): OUTPUT_BLOCKS_KEPT are free before
- * a batch is begun, if need be by ending the connection with the most pending bytes.
+ * for its frame head and one for what follows a body; runs count for as much as they need
+ * (batch_run_load): OUTPUT_BLOCKS_KEPT are free before a batch is begun, if need be by ending the
+ * connection with the most pending bytes.
  */
 #include "connmgr.h"
 #include "crash.h"
@@ -20,6 +20,7 @@
 
 #define OUTPUT_BLOCKS_KEPT 4096u
 #define OUTPUT_SEGS_KEPT (4u * OUTPUT_BLOCKS_KEPT)
+_Static_assert(BATCH_GATHERED == JOURNAL_BLOCK_BYTES && BATCH_FRAME_MORE >= 32 + JOURNAL_SID_MAX, "see batch_run_load");
 #define OUTPUT_IOV_MAX 64
 #define OUTPUT_WRITE_MAX (256u * 1024)
 
@@ -152,6 +153,7 @@ void output_put(struct connmgr *cm)
         if (r->out_tail != c->tail + 1ULL)
             redo_put(&cm->redo, &r->out_tail, c->tail + 1ULL);
         redo_put(&cm->redo, &r->out_end, c->end);
+        cm->made += c->end - r->out_end;
         if (r->dropped != c->dropped)
             redo_put(&cm->redo, &r->dropped, c->dropped);
         if (!c->flush && !c->writing) {

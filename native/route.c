@@ -1,9 +1,13 @@
-/* route: one message to its recipients.
+/* route: a message to its recipients, or a run of messages of one sender to one subject.
  *
  * The index gives plain subscribers grouped by connmgr and queue groups to pick one member
  * of. Each connmgr concerned gets one order (or several, the earlier ones marked "more");
  * the touch count rides on the last order of the message. Nobody concerned: the source is
  * told to delete it, or to tell the sender that nobody is listening.
+ *
+ * A run (REF_RUN) is routed at once, in pieces that fit a batch of orders. With queue groups each of
+ * its messages is routed for itself, as each is picked for; with very many recipients too. How far a
+ * run is routed is part of the place in the input (routing_in).
  */
 #include "router.h"
 
@@ -13,6 +17,7 @@
 
 #define LIST_MAX ((BATCH_RECORD_MAX - sizeof(struct order)) / 4)
 #define PICKS_MAX 4096u
+#define RUN_LOAD ((BATCH_BYTES - 256u) / 2) /* of one order at most: its list takes as much, and a mark */
 
 /* Counts a message on a queue member (R3: redone by base and stamp). */
 void route_count_pick(struct router *rt, index_sub sub)
@@ -55,15 +60,25 @@ static uint32_t pick_members(struct router *rt, const struct index_match *m, con
 struct writer {
     struct router *rt;
     uint64_t handle;
+    uint32_t messages, size_each, subject_len;
     struct order *last; /* the latest order of any connmgr */
     uint32_t touched;   /* connmgrs, as bits */
 };
 
 static struct order *new_order(struct writer *w, uint32_t connmgr, uint32_t count)
 {
-    struct order *o = router_append(w->rt, connmgr, order_list_bytes(count));
+    struct order *o;
 
-    *o = (struct order){.type = ORDER_DELIVER, .count = (uint16_t)count, .handle = w->handle};
+    if (w->messages > 1) {
+        o = router_append_run(w->rt, connmgr, order_run_bytes(count),
+                              batch_run_load(count, w->messages, w->size_each, w->subject_len));
+        *o = (struct order){.type = ORDER_RUN, .one = w->messages};
+    } else {
+        o = router_append(w->rt, connmgr, order_list_bytes(count));
+        *o = (struct order){.type = ORDER_DELIVER};
+    }
+    o->count = (uint16_t)count;
+    o->handle = w->handle;
     w->last = o;
     w->touched |= 1u << connmgr;
     return o;
@@ -80,7 +95,7 @@ static void write_list(struct writer *w, uint32_t connmgr, const uint32_t *subs,
     for (uint32_t left = count + mine; left;) {
         uint32_t n = left < LIST_MAX ? left : (uint32_t)LIST_MAX;
         struct order *o = new_order(w, connmgr, n);
-        uint32_t *to = n == 1 ? &o->one : o->subs;
+        uint32_t *to = n == 1 && w->messages == 1 ? &o->one : o->subs;
 
         for (uint32_t i = 0; i < n; i++) {
             if (done < count) {
@@ -97,10 +112,11 @@ static void write_list(struct writer *w, uint32_t connmgr, const uint32_t *subs,
     }
 }
 
-static int one_to_source(struct router *rt, uint32_t from, const struct ref *r, uint8_t type, uint32_t sub)
+static int one_to_source(struct router *rt, uint32_t from, uint64_t handle, uint8_t type, uint32_t count,
+                         uint32_t sub)
 {
     *router_append(rt, from, sizeof(struct order)) =
-        (struct order){.type = type, .limit = 1, .count = 1, .one = sub, .handle = r->handle};
+        (struct order){.type = type, .limit = 1, .count = (uint16_t)count, .one = sub, .handle = handle};
     return 1;
 }
 
@@ -127,20 +143,20 @@ uint32_t route_own_sub(struct router *rt, uint32_t conn, const char *subject, ui
     return ROUTER_NONE;
 }
 
-static int nobody(struct router *rt, uint32_t from, const struct ref *r)
+static int nobody(struct router *rt, uint32_t from, const struct ref *r, uint64_t handle, uint32_t messages)
 {
     if (!router_room(rt, from, 0))
         return 0;
-    rt->stats.no_recipients++;
+    rt->stats.no_recipients += messages;
     if (r->flags & REF_NO_RESPONDERS) {
         uint32_t sub = route_own_sub(rt, r->conn, r->text + r->text_len, r->text2_len);
 
         if (sub != ROUTER_NONE && INDEX_SUB_CONNMGR(sub) == from) {
             rt->stats.no_responders++;
-            return one_to_source(rt, from, r, ORDER_NO_RESPONDERS, INDEX_SUB_SLOT(sub));
+            return one_to_source(rt, from, handle, ORDER_NO_RESPONDERS, 1, INDEX_SUB_SLOT(sub));
         }
     }
-    return one_to_source(rt, from, r, ORDER_DELETE, 0);
+    return one_to_source(rt, from, handle, ORDER_DELETE, messages, 0);
 }
 
 /* Batches a list of this many recipients may take in one ring. */
@@ -177,11 +193,10 @@ void route_drop_spent(struct router *rt)
 
 /* A list so long that no ring can hold it at once: plain recipients go out piece by piece, each
  * piece a step of its own (R4); then the last order of each connmgr. */
-static int route_huge(struct router *rt, uint32_t from, const struct ref *r, const uint32_t *subs,
-                      uint32_t count)
+static int route_huge(struct router *rt, uint32_t from, uint64_t handle, const uint32_t *subs, uint32_t count)
 {
     struct routing_in *in = &rt->seg->in[from];
-    struct writer w = {.rt = rt, .handle = r->handle};
+    struct writer w = {.rt = rt, .handle = handle, .messages = 1};
     uint32_t at = 0;
 
     while (at < count && subs[at] < in->progress)
@@ -231,7 +246,8 @@ static void sort_ids(uint32_t *a, uint32_t n)
     }
 }
 
-static int route_many(struct router *rt, uint32_t from, const struct ref *r, const struct index_match *m)
+static int route_many(struct router *rt, uint32_t from, const struct ref *r, const struct index_match *m,
+                      uint64_t handle, uint32_t messages)
 {
     const uint32_t *subs = m->subs;
     uint32_t count = m->count, mask = 0;
@@ -255,14 +271,15 @@ static int route_many(struct router *rt, uint32_t from, const struct ref *r, con
         /* What came before it in the batch must not be routed again when the pieces are. */
         router_commit_at(rt, from, (uint64_t)((const char *)r - (const char *)&routing_lane(rt->seg, from)->inbox));
         sort_ids(rt->sorted, count);
-        if (!route_huge(rt, from, r, subs, count))
+        if (!route_huge(rt, from, handle, subs, count))
             return 0;
         for (uint32_t i = 0; i < rt->conf.connmgrs; i++)
             if (!router_room(rt, i, BATCH_RING / 4))
                 return 0;
     }
     uint32_t picked = pick_members(rt, m, r);
-    struct writer w = {.rt = rt, .handle = r->handle};
+    struct writer w = {.rt = rt, .handle = handle, .messages = messages, .size_each = r->size / ref_messages(r),
+                       .subject_len = r->text_len};
 
     for (uint32_t i = 0; i < picked; i++) {
         route_count_pick(rt, rt->picks[i]);
@@ -292,32 +309,67 @@ static int route_many(struct router *rt, uint32_t from, const struct ref *r, con
     for (; mask; mask &= mask - 1)
         write_list(&w, (uint32_t)__builtin_ctz(mask), NULL, 0, rt->picks, picked);
     if (!w.last)
-        return nobody(rt, from, r);
+        return nobody(rt, from, r, handle, messages);
     w.last->limit = (uint8_t)__builtin_popcount(w.touched);
-    rt->stats.deliveries += count + picked;
+    rt->stats.deliveries += (uint64_t)(count + picked) * messages;
     route_drop_spent(rt);
+    return 1;
+}
+
+/* How many of the `left` messages of a run can go together. */
+static uint32_t together(const struct router *rt, uint32_t from, const struct ref *r, const struct index_match *m)
+{
+    uint32_t count = ref_messages(r), left = count - rt->routed;
+
+    if (left == 1 || m->group_count || rt->seg->in[from].touched)
+        return 1;
+    if (m->count == 0)
+        return left;
+    if (4 * m->count > RUN_LOAD)
+        return 1;
+    uint32_t most = batch_run_most(RUN_LOAD, m->count, r->size / count, r->text_len);
+
+    return left < most ? left : most;
+}
+
+static int route_some(struct router *rt, uint32_t from, const struct ref *r, const struct index_match *m,
+                      uint64_t handle, uint32_t messages)
+{
+    if (m->count == 0 && m->group_count == 0)
+        return nobody(rt, from, r, handle, messages);
+    if (m->count != 1 || m->group_count || rt->seg->in[from].touched ||
+        (r->flags & REF_NO_ECHO && m->conns[0] == r->conn))
+        return route_many(rt, from, r, m, handle, messages);
+    uint32_t connmgr = INDEX_SUB_CONNMGR(m->subs[0]), sub = INDEX_SUB_SLOT(m->subs[0]);
+
+    if (!router_room(rt, connmgr, 0))
+        return 0;
+    rt->stats.deliveries += messages;
+    if (messages == 1) {
+        *router_append(rt, connmgr, sizeof(struct order)) =
+            (struct order){.type = ORDER_DELIVER, .limit = 1, .count = 1, .one = sub, .handle = handle};
+        return 1;
+    }
+    struct order *o = router_append_run(rt, connmgr, order_run_bytes(1),
+                                        batch_run_load(1, messages, r->size / ref_messages(r), r->text_len));
+
+    *o = (struct order){.type = ORDER_RUN, .limit = 1, .count = 1, .one = messages, .handle = handle};
+    o->subs[0] = sub;
     return 1;
 }
 
 int route_message(struct router *rt, uint32_t from, const struct ref *r, uint64_t hash)
 {
-    const struct index_match *m = index_match(rt->index, r->text, r->text_len, hash);
+    for (uint32_t count = ref_messages(r); rt->routed < count;) {
+        const struct index_match *m = index_match(rt->index, r->text, r->text_len, hash);
+        uint32_t messages = together(rt, from, r, m);
 
-    if (rt->seg->in[from].touched)
-        return route_many(rt, from, r, m);
-    if (m->count == 1 && m->group_count == 0 &&
-        (!(r->flags & REF_NO_ECHO) || m->conns[0] != r->conn)) {
-        uint32_t connmgr = INDEX_SUB_CONNMGR(m->subs[0]);
-
-        if (!router_room(rt, connmgr, 0))
+        if (!route_some(rt, from, r, m, r->handle + rt->routed, messages))
             return 0;
-        *router_append(rt, connmgr, sizeof(struct order)) =
-            (struct order){.type = ORDER_DELIVER, .limit = 1, .count = 1,
-                           .one = INDEX_SUB_SLOT(m->subs[0]), .handle = r->handle};
-        rt->stats.deliveries++;
-        return 1;
+        rt->routed += messages;
+        if (rt->routed < count)
+            CRASH(ROUTE_PART);
     }
-    if (m->count == 0 && m->group_count == 0)
-        return nobody(rt, from, r);
-    return route_many(rt, from, r, m);
+    rt->routed = 0;
+    return 1;
 }

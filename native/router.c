@@ -89,6 +89,8 @@ int router_start(struct router *rt)
         struct batch_ring *ring = rt->out[i].ring;
 
         batch_out_open(&rt->out[i], ring, rt->out[i].queue, 255);
+        if (rt->out[i].bytes > BATCH_HEAD)
+            rt->out[i].load = BATCH_BYTES; /* not known: nothing is added to it */
         rt->stats.found_batches += (uint64_t)batch_in_pending(&routing_lane(rt->seg, i)->inbox, rt->seg->in[i].done) +
                                    (ring->tail >> 16) - 1 - atomic_load(&ring->sent);
     }
@@ -109,7 +111,11 @@ void router_commit(struct router *rt)
 
 void router_commit_at(struct router *rt, uint32_t from, uint64_t at)
 {
-    redo_put(&rt->redo, &rt->seg->in[from].at, at);
+    struct routing_in *in = &rt->seg->in[from];
+
+    redo_put(&rt->redo, &in->at, at);
+    if (in->routed != rt->routed)
+        redo_put(&rt->redo, &in->routed, rt->routed);
     router_commit(rt);
 }
 
@@ -157,6 +163,7 @@ static int process(struct router *rt, uint32_t from)
     const struct batch *b = &routing_lane(rt->seg, from)->inbox.batch;
     int count = scan(rt, b, in->at ? (uint32_t)in->at : BATCH_HEAD);
 
+    rt->routed = (uint32_t)in->routed;
     for (int i = 0; i < count; i++) {
         const struct ref *r = (const struct ref *)((const char *)b + rt->offsets[i]);
         uint32_t message = r->type == REF_MESSAGE, changes = !message && r->type != REF_PING && r->type != REF_HOLD;
@@ -182,7 +189,8 @@ static int process(struct router *rt, uint32_t from)
             router_commit_at(rt, from, rt->offsets[i]);
             return 0;
         }
-        rt->stats.messages += message;
+        rt->stats.messages += message ? ref_messages(r) : 0;
+        rt->bytes += r->size;
     }
     if (count < 0)
         return count;
@@ -309,9 +317,9 @@ static int look(struct router *rt)
 }
 
 /* Looks again for a moment before sleeping. As look(). */
-static int look_again(struct router *rt, uint64_t messages)
+static int look_again(struct router *rt, uint64_t work)
 {
-    uint64_t until = rt->now_ns + spin_time(&rt->spin, messages);
+    uint64_t until = rt->now_ns + spin_time(&rt->spin, work);
     int more = 0;
 
     while (more == 0 && rt->now_ns < until) {
@@ -326,10 +334,10 @@ static int look_again(struct router *rt, uint64_t messages)
 static int await(struct router *rt, int sleep_ms)
 {
     struct epoll_event evs[2 * ROUTING_CONNMGRS_MAX];
-    uint64_t messages = rt->stats.messages - rt->spin_seen, began = rt->now_ns;
-    int more = look_again(rt, messages);
+    uint64_t seen = spin_work(rt->stats.messages, rt->bytes), began = rt->now_ns;
+    int more = look_again(rt, seen - rt->spin_seen);
 
-    rt->spin_seen = rt->stats.messages;
+    rt->spin_seen = spin_work(rt->stats.messages, rt->bytes);
     if (more == 0) {
         for (uint32_t m = 0; m < rt->conf.connmgrs; m++)
             arm(rt, m);

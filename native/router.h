@@ -74,9 +74,11 @@ struct router {
     int epoll;
     struct spin spin;
     uint64_t spin_seen;  /* messages when it was last asked */
+    uint64_t bytes;          /* of all messages */
     uint64_t now_ns;
     uint32_t changing;   /* the step being made holds changes, not messages (R3) */
     uint32_t stepping;   /* something is uncommitted */
+    uint32_t routed;     /* messages of the present reference, a run, that are; see routing_in */
     struct sub_chain *chains;  /* by connmgr * subs_each + slot */
     uint32_t *session_subs;    /* first subscription of each session */
     uint32_t *cell_free, cell_free_count;
@@ -106,7 +108,8 @@ const struct router_stats *router_get_stats(const struct router *rt);
 void router_commit(struct router *rt);
 /* The same, and the next reference of connmgr `from` is the one at `at` in its batch. */
 void router_commit_at(struct router *rt, uint32_t from, uint64_t at);
-/* 1: done; 0: a ring has no room, nothing was changed. */
+/* All of a reference. 1: done; 0: a ring has no room for the next message (rt->routed says which of
+ * a run), of which nothing was changed. */
 int route_message(struct router *rt, uint32_t from, const struct ref *r, uint64_t hash);
 /* A connection's own subscription that would get a message to `subject`, or ROUTER_NONE. */
 uint32_t route_own_sub(struct router *rt, uint32_t conn, const char *subject, uint32_t len);
@@ -123,16 +126,25 @@ void router_mark_begin(struct router *rt, uint32_t from, const struct batch *b);
 void router_mark_end(struct router *rt);
 void router_mark(struct router *rt, struct batch_out *o, uint32_t bytes);
 
-static inline struct order *router_append(struct router *rt, uint32_t connmgr, uint32_t bytes)
+/* Space for an order; `load` as in struct batch_out. */
+static inline struct order *router_append_run(struct router *rt, uint32_t connmgr, uint32_t bytes, uint32_t load)
 {
     struct batch_out *o = &rt->out[connmgr];
 
     if (TRACE_IF(rt->marking))
-        router_mark(rt, o, bytes);
+        router_mark(rt, o, bytes + load);
+    if (o->bytes + o->load + bytes + load > BATCH_BYTES)
+        batch_out_turn(o, rt->now_ns); /* the caller made sure of room */
     if (!o->first_ns)
         o->first_ns = rt->now_ns;
     rt->stepping = 1;
+    o->load += load;
     return batch_out_append(o, bytes, rt->now_ns);
+}
+
+static inline struct order *router_append(struct router *rt, uint32_t connmgr, uint32_t bytes)
+{
+    return router_append_run(rt, connmgr, bytes, 0);
 }
 
 static inline int router_room(const struct router *rt, uint32_t connmgr, uint32_t batches)

@@ -15,7 +15,7 @@
  *       before a change: so repeating a step routes every message as the first time, and
  *       repeating the changes of a step in order leaves the same table.
  *   R4  in.done + 1 is the batch in the inbox, if its sequence field says so; in.at is how
- *       far it was processed. For lists longer than a whole ring, ordered in pieces by
+ *       far it was processed; if a run is there, in.routed of its messages are. For lists longer than a whole ring, ordered in pieces by
  *       ascending subscription: in.progress is the last one ordered + 1, in.touched the
  *       connmgrs that got pieces. The list may change between two pieces.
  *   R5  A request, one of its legs or a name is there while MODE_USED is set in its word (redo);
@@ -32,7 +32,7 @@
 #include "batch.h"
 #include "segment.h"
 
-#define ROUTING_LAYOUT 2
+#define ROUTING_LAYOUT 3
 #define ROUTING_CONNMGRS_MAX 32u
 #define ROUTING_TEXT_INLINE 72u
 #define ROUTING_CELL_TEXT 124u
@@ -71,7 +71,8 @@ struct routing_in {
     uint64_t progress; /* redo: see R4 */
     uint64_t touched;  /* redo: see R4 */
     uint64_t listed;   /* redo: names gone through for the reference at `at`, see modes_names.c */
-    uint64_t pad[3];
+    uint64_t routed;   /* redo: messages of the reference at `at`, a run, that are routed */
+    uint64_t pad[2];
 };
 
 struct routing_lane { /* one connmgr */

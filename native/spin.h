@@ -6,7 +6,7 @@
  *
  * How long is learned from how long it took lately until something came (`usual_ns`, a moving
  * average): twice that, if that is not more than `most_ns`, and otherwise not at all. After much
- * work (more than SPIN_SPARSE_MAX messages in a round) there is no looking again: sleeping then
+ * work (more than SPIN_SPARSE_MAX of spin_work() in a round) there is no looking again: sleeping then
  * lets batches fill. An idle component is woken by nothing but its timers, and sleeps.
  *
  * Private to the process; a crash leaves nothing.
@@ -31,10 +31,13 @@ static inline struct spin spin_make(uint64_t most_ns, int adaptive)
     return (struct spin){.most_ns = most_ns, .usual_ns = adaptive ? 4 * most_ns : 0, .adaptive = adaptive};
 }
 
-/* How long to look again, after a round that handled so many messages. */
-static inline uint64_t spin_time(const struct spin *s, uint64_t messages)
+/* What so many messages are: large ones count for more. */
+static inline uint64_t spin_work(uint64_t messages, uint64_t bytes) { return messages + bytes / 1024; }
+
+/* How long to look again, after a round with so much work. */
+static inline uint64_t spin_time(const struct spin *s, uint64_t work)
 {
-    if (messages > SPIN_SPARSE_MAX || (s->adaptive && s->usual_ns > s->most_ns))
+    if (work > SPIN_SPARSE_MAX || (s->adaptive && s->usual_ns > s->most_ns))
         return 0;
     uint64_t ns = 2 * s->usual_ns + SPIN_MARGIN_NS;
 

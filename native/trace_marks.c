@@ -52,11 +52,11 @@ void router_mark(struct router *rt, struct batch_out *o, uint32_t bytes)
 {
     const uint32_t own = sizeof(struct order) + sizeof(struct order_trace);
 
-    if (o->marked == rt->marked_batches && o->bytes + bytes <= BATCH_BYTES)
+    if (o->marked == rt->marked_batches && o->bytes + o->load + bytes <= BATCH_BYTES)
         return;
     if (batch_out_room(o) < MARK_ROOM)
         return;
-    if (o->bytes + own + bytes > BATCH_BYTES)
+    if (o->bytes + o->load + own + bytes > BATCH_BYTES)
         batch_out_turn(o, rt->now_ns);
     struct order *m = batch_out_append(o, own, rt->now_ns);
 

@@ -21,6 +21,8 @@ struct batch_out {
 };
 struct batch_inbox { struct batch batch; ...; };
 uint32_t batch_pad(uint32_t n);
+uint32_t batch_run_load(uint32_t recipients, uint32_t messages, uint32_t size_each, uint32_t subject_len);
+uint32_t batch_run_most(uint32_t load, uint32_t recipients, uint32_t size_each, uint32_t subject_len);
 void batch_ring_format(struct batch_ring *r);
 void batch_out_open(struct batch_out *o, struct batch_ring *r, int queue, uint8_t from);
 uint32_t batch_out_room(const struct batch_out *o);

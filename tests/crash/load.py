@@ -237,17 +237,21 @@ async def misbehave(client: Client) -> None:
 
 
 async def huge(load: Load, subscriptions: int = 60_000) -> None:
-    """A list of recipients longer than a ring of batches."""
+    """A list of recipients longer than a ring of batches, for two messages of a run."""
     subject = b"huge.%d" % load.seed
     client = await load.open()
     for at in range(0, subscriptions, 1000):
         await client.send(b"".join(b"SUB %s %d\r\n" % (subject, at + i) for i in range(1000)))
     await client.flush()
     while not load.stopping.is_set():
-        await client.send(b"PUB %s 1\r\nx\r\n" % subject)
-        got = [message.sid for message in await client.flush()]
-        if len(got) != subscriptions or len(set(got)) != subscriptions:
-            raise BrokenPromise(f"huge: {len(got)} deliveries, {len(set(got))} distinct")
+        await client.send(b"PUB %s 1\r\n1\r\nPUB %s 1\r\n2\r\n" % (subject, subject))
+        got = await client.flush()
+        for body in (b"1", b"2"):
+            sids = [message.sid for message in got if message.body == body]
+            if len(sids) != subscriptions or len(set(sids)) != subscriptions:
+                raise BrokenPromise(f"huge: {len(sids)} deliveries, {len(set(sids))} distinct")
+        if [message.body for message in got] != sorted(message.body for message in got):
+            raise BrokenPromise("huge: the second message came before all of the first")
         load.count("lists")
 
 
