@@ -361,6 +361,11 @@ int input_recover(struct connmgr *cm, struct conn *c, uint64_t taken);
 void output_mark(struct connmgr *cm, struct conn *c); /* its record changes with this step */
 uint8_t *output_reserve(struct connmgr *cm, struct conn *c, uint32_t bytes);
 void output_append(struct connmgr *cm, struct conn *c, const void *bytes, uint32_t len);
+/* A block that is filled once for several connections; each gets its first `len` bytes, and the one
+ * who filled it says when it has been given to all. */
+uint8_t *output_share(struct connmgr *cm, uint32_t *ret_block);
+void output_append_shared(struct connmgr *cm, struct conn *c, uint32_t block, uint32_t len);
+void output_shared(struct connmgr *cm, uint32_t block);
 void output_append_body(struct connmgr *cm, struct conn *c, uint64_t handle, uint32_t skip, uint32_t len);
 void output_put(struct connmgr *cm);   /* all dirty connections into the step being committed */
 void output_flush(struct connmgr *cm); /* writes all connections in the flush list */

@@ -8,8 +8,9 @@
  *
  * Orders in a row for the same recipients are one run: what must be asked of a connection before it
  * is given anything is asked once, and if several recipients call their subscription the same, the
- * bytes are made once and copied for all of them. That is the usual case: one publisher sends many
- * messages to one subject, and clients count their subscriptions from 1.
+ * bytes are made once for all of them. That is the usual case: one publisher sends many messages to
+ * one subject, and clients count their subscriptions from 1. Few bytes are copied to the output of
+ * each; many lie in blocks that all of them share.
  */
 #include "connmgr.h"
 #include "crash.h"
@@ -17,6 +18,8 @@
 
 #define RUN_ORDERS (BATCH_BYTES / sizeof(struct order))
 #define PREFETCH_ORDERS 8u /* how far ahead subscriptions are fetched: they may be many */
+#define SHARE_BYTES (JOURNAL_BLOCK_BYTES / 4 * 3) /* fewer would waste blocks if somebody is slow */
+#define SHARE_BLOCKS 8u /* of RUN_BYTES and a frame, each block half full at least */
 #define RUN_BYTES 32768u /* bytes after which a run ends: they stay in the cache while they are copied */
 
 struct delivery { /* one message */
@@ -379,22 +382,68 @@ static void run_write(struct connmgr *cm, struct conn *c, const struct sub_rec *
     c->end += (uint64_t)(to - from);
 }
 
-/* Makes the bytes of the run for everyone who calls the subscription what `s` does. */
-static uint32_t run_make(uint8_t *stream, const struct sub_rec *s, const struct run *run)
-{
-    uint8_t *to = stream;
+/* The bytes of a run for everyone who calls the subscription what `of` does. */
+struct made {
+    const struct sub_rec *of;
+    uint32_t len;             /* in the scratch, if they are not shared */
+    uint32_t count;           /* of blocks, if they are */
+    struct { uint32_t block, len; } shared[SHARE_BLOCKS];
+};
 
+static void made_forget(struct connmgr *cm, struct made *m)
+{
+    for (uint32_t i = 0; i < m->count; i++)
+        output_shared(cm, m->shared[i].block);
+    m->count = m->len = 0;
+}
+
+static void made_share(struct connmgr *cm, struct made *m, const struct run *run)
+{
+    uint8_t *from = NULL, *to = NULL, *end = NULL;
+
+    for (uint32_t i = 0; i < run->count; i++) {
+        uint32_t most = frame_most(&run->frames[i], m->of);
+
+        if (end - to < (ptrdiff_t)most) {
+            from = to = output_share(cm, &m->shared[m->count++].block);
+            end = to + JOURNAL_BLOCK_BYTES;
+        }
+        to = put_frame(to, &run->frames[i], m->of);
+        m->shared[m->count - 1].len = (uint32_t)(to - from);
+    }
+}
+
+static void made_make(struct connmgr *cm, struct made *m, const struct sub_rec *s, const struct run *run)
+{
+    uint8_t *to = cm->scratch;
+
+    made_forget(cm, m);
+    m->of = s;
+    if (run->bytes >= SHARE_BYTES) {
+        made_share(cm, m, run);
+        return;
+    }
     for (uint32_t i = 0; i < run->count; i++)
         to = put_frame(to, &run->frames[i], s);
-    return (uint32_t)(to - stream);
+    m->len = (uint32_t)(to - cm->scratch);
+}
+
+static void made_give(struct connmgr *cm, struct conn *c, const struct made *m)
+{
+    for (uint32_t i = 0; i < m->count; i++)
+        output_append_shared(cm, c, m->shared[i].block, m->shared[i].len);
+    if (m->len)
+        output_append(cm, c, cm->scratch, m->len);
 }
 
 static void run_deliver(struct connmgr *cm, const struct run *run, uint32_t stamp)
 {
     const struct order *o = run->first;
     const uint32_t *subs = order_subs(o);
-    const struct sub_rec *made = NULL; /* whose sid the stream has */
-    uint32_t len = 0;
+    struct made made;
+
+    made.of = NULL; /* field by field, as above */
+    made.count = 0;
 
     for (uint32_t i = 0; i < o->count; i++) {
         struct sub_rec *s = &cm->subs[subs[i]];
@@ -411,17 +460,16 @@ static void run_deliver(struct connmgr *cm, const struct run *run, uint32_t stam
         if (o->count == 1) {
             run_write(cm, c, s, run);
         } else {
-            if (!made || made->sid_len != s->sid_len || memcmp(made->sid, s->sid, s->sid_len) != 0) {
-                len = run_make(cm->scratch, s, run);
-                made = s;
-            }
-            output_append(cm, c, cm->scratch, len);
+            if (!made.of || made.of->sid_len != s->sid_len || memcmp(made.of->sid, s->sid, s->sid_len) != 0)
+                made_make(cm, &made, s, run);
+            made_give(cm, c, &made);
         }
         cm->stats.messages_out += run->count;
         c->messages_out += run->count;
         if (TRACE_IF(cm->trace.on))
             run_trace(cm, c, s, run, end);
     }
+    made_forget(cm, &made);
 }
 
 /* Most orders are for one recipient and of one size; fetching what is none harms nobody. */

@@ -30,7 +30,7 @@ static int same_list(const struct fsck *f, uint32_t n, const struct list *l)
     return f->dead || (now.uid == l->uid && now.head == l->head && now.tail == l->tail && now.end == l->end);
 }
 
-static uint32_t block_of(const struct out_seg *s) { return (uint32_t)(s->ref >> 32); }
+static uint32_t block_of(const struct out_seg *s) { return (uint32_t)((s->ref & ~SEG_SHARED) >> 32); }
 
 /* Whether a list has the segment (or a segment in that block). */
 static int list_has(const struct fsck *f, uint32_t n, const struct list *l, uint64_t segment, uint64_t block)
@@ -41,7 +41,7 @@ static int list_has(const struct fsck *f, uint32_t n, const struct list *l, uint
     for (uint64_t steps = 0; at && at <= high && steps < high; steps++) {
         const struct out_seg *s = &segs[at - 1];
 
-        if (at - 1 == segment || (block != UINT64_MAX && !(s->ref & SEG_BODY) && block_of(s) == block))
+        if (at - 1 == segment || (block != UINT64_MAX && !(s->ref & (SEG_BODY | SEG_SHARED)) && block_of(s) == block))
             return 1;
         if (at == l->tail)
             return 0;
@@ -85,6 +85,8 @@ static void check_block(struct fsck *f, uint32_t n, const struct list *l, uint32
         fsck_say(f, FSCK_OUT_BLOCK, SEGMENT_JOURNAL, n, l->slot, l->uid, seg, block, offset, bytes);
         return;
     }
+    if (s->ref & SEG_SHARED)
+        return; /* anyone may have it; who has it alone is asked below */
     uint32_t other = claim(&f->blocks[n][block], f->walks, l->slot, &again);
 
     if (other && both_have(f, n, other - 1, l->slot, UINT64_MAX, block))

@@ -12,7 +12,8 @@
  *       So after a crash the kernel's count of bytes taken says how many there are.
  *   J3  A connection's pending output is the list out_head .. out_tail; segment i covers
  *       stream bytes [pos, next's pos), the last one [pos, out_end). Links past out_tail
- *       were not committed. The kernel's count of bytes given says how far it got.
+ *       were not committed. The kernel's count of bytes given says how far it got. A block is
+ *       in the list of one connection, but for those that only SEG_SHARED segments refer to.
  *   J4  Relinquish first, then pop: a body referred to by a listed segment that the kernel
  *       has not fully taken is live.
  *   J5  done <= applied <= done + 1. applied == done + 1: outputs of the batch in the inbox
@@ -84,6 +85,7 @@ _Static_assert(sizeof(struct sub_rec) == 64, "one cache line");
 _Static_assert(offsetof(struct sub_rec, sid) == 29, "frozen layout");
 
 #define SEG_BODY (1ULL << 63) /* ref is a handle: bytes of a body; else block << 32 | offset */
+#define SEG_SHARED (1ULL << 62) /* beside block and offset: other connections get the same bytes */
 struct out_seg {
     uint64_t pos;       /* stream position of its first byte */
     uint64_t ref;

@@ -49,7 +49,7 @@ static uint32_t take_seg(struct connmgr *cm)
     return (uint32_t)cm->journal->segs_high++;
 }
 
-static uint32_t seg_block(const struct out_seg *s) { return (uint32_t)(s->ref >> 32); }
+static uint32_t seg_block(const struct out_seg *s) { return (uint32_t)((s->ref & ~SEG_SHARED) >> 32); }
 
 void output_mark(struct connmgr *cm, struct conn *c)
 {
@@ -93,7 +93,7 @@ uint8_t *output_reserve(struct connmgr *cm, struct conn *c, uint32_t bytes)
 {
     output_mark(cm, c);
     if ((uint32_t)(c->write_end - c->write_at) >= bytes) {
-        if (c->head == CONNMGR_NONE || cm->segs[c->tail].ref & SEG_BODY) {
+        if (c->head == CONNMGR_NONE || cm->segs[c->tail].ref & (SEG_BODY | SEG_SHARED)) {
             uint64_t offset = (uint64_t)(c->write_at - journal_block(cm->journal, c->write_block));
 
             append_seg(cm, c)->ref = (uint64_t)c->write_block << 32 | offset;
@@ -125,6 +125,25 @@ void output_append(struct connmgr *cm, struct conn *c, const void *bytes, uint32
         len -= part;
     }
 }
+
+uint8_t *output_share(struct connmgr *cm, uint32_t *ret_block)
+{
+    uint32_t block = take_block(cm);
+
+    cm->block_users[block] = 1;
+    *ret_block = block;
+    return journal_block(cm->journal, block);
+}
+
+void output_append_shared(struct connmgr *cm, struct conn *c, uint32_t block, uint32_t len)
+{
+    output_mark(cm, c);
+    append_seg(cm, c)->ref = SEG_SHARED | (uint64_t)block << 32;
+    cm->block_users[block]++;
+    c->end += len;
+}
+
+void output_shared(struct connmgr *cm, uint32_t block) { unuse_block(cm, block); }
 
 void output_append_body(struct connmgr *cm, struct conn *c, uint64_t handle, uint32_t skip, uint32_t len)
 {
