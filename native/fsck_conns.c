@@ -41,7 +41,7 @@ static int list_has(const struct fsck *f, uint32_t n, const struct list *l, uint
     for (uint64_t steps = 0; at && at <= high && steps < high; steps++) {
         const struct out_seg *s = &segs[at - 1];
 
-        if (at - 1 == segment || (block != UINT64_MAX && !(s->ref & (SEG_BODY | SEG_SHARED)) && block_of(s) == block))
+        if (at - 1 == segment || (block != UINT64_MAX && !(s->ref & SEG_BODY) && block_of(s) == block))
             return 1;
         if (at == l->tail)
             return 0;
@@ -64,6 +64,8 @@ static int both_have(const struct fsck *f, uint32_t n, uint32_t one, uint32_t ot
     return 0;
 }
 
+#define SHARED (1u << 31) /* beside the slot: refers to the block as one of several */
+
 /* Marks a segment or block as this walk's; the other connection + 1 if it was marked for one. */
 static uint32_t claim(uint64_t *mark, uint32_t walk, uint32_t slot, int *ret_again)
 {
@@ -85,12 +87,14 @@ static void check_block(struct fsck *f, uint32_t n, const struct list *l, uint32
         fsck_say(f, FSCK_OUT_BLOCK, SEGMENT_JOURNAL, n, l->slot, l->uid, seg, block, offset, bytes);
         return;
     }
-    if (s->ref & SEG_SHARED)
-        return; /* anyone may have it; who has it alone is asked below */
-    uint32_t other = claim(&f->blocks[n][block], f->walks, l->slot, &again);
+    uint32_t shared = s->ref & SEG_SHARED ? SHARED : 0;
+    uint32_t other = claim(&f->blocks[n][block], f->walks, l->slot | shared, &again);
+    uint32_t who = (other - 1) & ~SHARED;
 
-    if (other && both_have(f, n, other - 1, l->slot, UINT64_MAX, block))
-        fsck_say(f, FSCK_BLOCK_SHARED, SEGMENT_JOURNAL, n, l->slot, l->uid, block, other - 1);
+    if (other && !(shared && (other - 1) & SHARED) && who != l->slot && both_have(f, n, who, l->slot, UINT64_MAX, block))
+        fsck_say(f, FSCK_BLOCK_SHARED, SEGMENT_JOURNAL, n, l->slot, l->uid, block, who);
+    if (shared)
+        return;
     /* A block is filled from its start to its end, so its segments come in that order. */
     if (again && offset < f->filled[n][block])
         fsck_say(f, FSCK_OUT_OVERLAP, SEGMENT_JOURNAL, n, l->slot, l->uid, seg, block);

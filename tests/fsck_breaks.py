@@ -14,6 +14,7 @@ from fsck_segments import (
     CHUNK_MESSAGES,
     GENERATION,
     SEG_BODY,
+    SEG_SHARED,
     SUB_ACTIVE,
     SUB_DYING,
     Segments,
@@ -353,6 +354,13 @@ def _(s: Segments, at: Places) -> None:
 def _(s: Segments, at: Places) -> None:
     segs = s.segs(1)
     s.set(segs[a_block(s, at.one)], "ref", segs[a_block(s, at.two)].ref)
+
+
+@breaks("block_shared", "J3", "journal.1")
+def _(s: Segments, at: Places) -> None:
+    """One of several, where the other has it alone."""
+    segs = s.segs(1)
+    s.set(segs[a_block(s, at.one)], "ref", segs[a_block(s, at.two)].ref | SEG_SHARED)
 
 
 def a_block(s: Segments, slot: int) -> int:

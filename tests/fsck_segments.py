@@ -28,6 +28,7 @@ CHUNK_BYTES: int = lib.ARENA_CHUNK_BYTES
 BATCH_HEAD = 32
 GENERATION: int = lib.LEDGER_GENERATION
 SEG_BODY = 1 << 63
+SEG_SHARED = 1 << 62
 SUB_ACTIVE, SUB_DYING = 1 << 63, 1 << 62
 
 # Small enough to have several at once, large enough for what the tests send.

@@ -51,6 +51,11 @@ def remove(name: str) -> None:
     assert leaks_of(name) == []
 
 
+def singles(body: bytes, count: int) -> bytes:
+    """Messages of which none goes with the one before: each has a reference of its own."""
+    return (pub(b"small", body) + pub(b"small", 2 * body)) * (count // 2)
+
+
 class Dead:
     """What a killed instance has left: a publisher on connmgr 0, two readers on connmgr 1."""
 
@@ -100,7 +105,7 @@ class Dead:
             for _ in range(30):
                 publisher.send(pub(b"small", b"s"))
                 publisher.sync()
-            publisher.send(pub(b"small", b"s") * 2000)
+            publisher.send(pub(b"small", b"s") * 100 + singles(b"s", 2000))
             publisher.sync()
             eventually(lambda: (orders.tail >> 16) > orders.sent + 3, "orders wait in the ring")
             os.kill(instance.pid("router"), signal.SIGSTOP)
@@ -109,7 +114,7 @@ class Dead:
                 tail = refs.tail
                 publisher.send(pub(b"small", b"t"))
                 eventually(lambda tail=tail: refs.tail != tail, "it is read")
-            publisher.send(pub(b"small", b"u") * 2000)
+            publisher.send(pub(b"small", b"u") * 100 + singles(b"u", 2000))
             eventually(lambda: (refs.tail >> 16) > refs.sent + 3, "references wait in the ring")
 
 
