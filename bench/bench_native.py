@@ -20,13 +20,15 @@ from typing import Any
 import posix_ipc
 import pytest
 
-from bench.instructions_load import BODY, DELIVERY, FRAME
+from bench.instructions_load import BODY
 from bench.rig import Rig
 from midair import ipc
 from native import ffi, lib
 from native.codec_nats import Limits
 from native.index import SubjectIndex, sub_id
 
+FRAME = b"PUB load.one 128\r\n" + BODY + b"\r\n"
+DELIVERY = b"MSG load.one 1 128\r\n" + BODY + b"\r\n"
 COUNT = 200
 Benchmark = Any  # pytest-benchmark has no types
 
@@ -90,7 +92,7 @@ def test_relinquish(benchmark: Benchmark, arena: Any, connmgrs: int) -> None:
     def give_up() -> int:
         freed = 0
         for _ in range(COUNT):
-            handle = lib.arena_begin(arena, 0)
+            handle = lib.arena_begin(arena, 0, 0)
             for step in steps:
                 freed += lib.arena_relinquish(arena, ffi.NULL, handle, step, 0)
         return freed

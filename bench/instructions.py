@@ -128,7 +128,7 @@ def _collect(out: Path, turns: list[str]) -> Counts:
     return {
         workload: {
             stage: {
-                function: round(cost / (ROUNDS * MESSAGES * WORKLOADS[workload]), 2)
+                function: round(cost / (ROUNDS * MESSAGES * WORKLOADS[workload][0]), 2)
                 for function, cost in sorted(costs.items(), key=lambda item: -item[1])
             }
             for stage, costs in stages.items()

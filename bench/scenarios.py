@@ -125,8 +125,11 @@ def latency(
     runs: int = 1,
     **options: object,
 ) -> Scenario:
-    """`runs`: how often on each server; a figure is the median. An interruption by the machine, which
-    takes longer than anything a server does, is then in one short run, and not in the figure."""
+    """`runs`: how often on each server; a figure is the median.
+
+    An interruption by the machine, which takes longer than anything a server does, is then in one
+    short run, and not in the figure.
+    """
 
     def measure(sample: Sample, lend: Lend, scale: float) -> None:
         count = max(tiny, round(messages * scale))

@@ -130,14 +130,14 @@ void arena_close(struct arena_pool *p, uint32_t chunk);
 /* Whether no message in the chunk lives. */
 int arena_idle(const struct arena *a, uint32_t chunk);
 
-/* A new message in this entry of an arena the caller owns: its handle. The first of a chunk comes
- * before the others, and makes their generation. */
-static inline uint64_t arena_begin(struct arena *a, uint32_t entry)
+/* A new message, the n-th of a chunk in an arena the caller owns: its handle. The first (0) comes before
+ * the others, and makes their generation. */
+static inline uint64_t arena_begin(struct arena *a, uint32_t chunk, uint32_t n)
 {
-    ledger_word *word = &arena_words(a)[entry];
-    uint32_t n = entry % ARENA_CHUNK_MESSAGES;
+    uint32_t first = chunk * ARENA_CHUNK_MESSAGES;
+    ledger_word *words = &arena_words(a)[first];
 
-    return handle_make(a->owner, n ? ledger_init_as(word, &word[-(int32_t)n]) : ledger_init(word), entry);
+    return handle_make(a->owner, n ? ledger_init_as(&words[n], words) : ledger_init(words), first + n);
 }
 
 /* Adds bits or limit to the word of a message; 1 if that freed it. `redo`: the step may be a

@@ -250,11 +250,11 @@ static int run_add(struct connmgr *cm, struct run *run, uint64_t handle)
     return 1;
 }
 
-static int same_recipients(const struct order *a, const struct order *b)
+static inline int same_recipients(const uint32_t *subs, uint32_t count, const struct order *o)
 {
-    if (a->count != b->count)
+    if (o->count != count)
         return 0;
-    return a->count == 1 ? *order_subs(a) == *order_subs(b) : memcmp(a->subs, b->subs, a->count * 4u) == 0;
+    return count == 1 ? *order_subs(o) == *subs : memcmp(o->subs, subs, count * 4u) == 0;
 }
 
 /* A connection that is named twice gets each message twice before the next one: not in a run. */
@@ -286,17 +286,13 @@ static void place_next(const struct order *o, struct place *p)
     }
 }
 
-/* Adds messages of the order at the place, as many as go; 0: the run ends before the end of it. */
-static int run_add_order(struct connmgr *cm, struct run *run, const struct order *o, struct place *p)
+/* Adds messages of the ORDER_RUN at the place, as many as go; 0: the run ends before the end of it. */
+static int run_add_run(struct connmgr *cm, struct run *run, const struct order *o, struct place *p)
 {
-    uint32_t count = order_messages(o);
-
-    while (p->done < count) {
+    for (; p->done < o->one; p->done++)
         if (run->count == RUN_ORDERS || run->bytes >= RUN_BYTES || !run_add(cm, run, o->handle + p->done))
             return 0;
-        p->done++;
-    }
-    p->at += order_bytes(o);
+    p->at += order_run_bytes(o->count);
     p->done = 0;
     return 1;
 }
@@ -306,19 +302,30 @@ static int run_add_order(struct connmgr *cm, struct run *run, const struct order
 static void run_collect(struct connmgr *cm, struct run *run, const struct batch *b, struct place *p)
 {
     const struct order *first = batch_order(b, p->at), *o = first;
+    const uint32_t *subs = order_subs(first);
+    uint32_t count = first->count, single = order_list_bytes(count);
 
     run->first = first; /* field by field: most of the frames will not be used */
     run->count = run->headers = 0;
     run->bytes = 0;
-    if (first->type & ORDER_MORE || (first->count > 1 && !each_once(cm, first->subs, first->count))) {
+    if (first->type & ORDER_MORE || (count > 1 && !each_once(cm, subs, count))) {
         if (run_add(cm, run, first->handle + p->done))
             place_next(first, p);
         return;
     }
-    while (run_add_order(cm, run, o, p) && p->at + sizeof(struct order) <= b->bytes) {
+    while (run->count < RUN_ORDERS && run->bytes < RUN_BYTES) {
+        if (o->type == ORDER_DELIVER) {
+            if (!run_add(cm, run, o->handle))
+                return;
+            p->at += single;
+        } else if (!run_add_run(cm, run, o, p)) {
+            return;
+        }
+        if (p->at + single > b->bytes)
+            return;
         o = batch_order(b, p->at);
-        if ((o->type != ORDER_DELIVER && o->type != ORDER_RUN) || p->at + order_bytes(o) > b->bytes ||
-            !same_recipients(first, o))
+        if ((o->type != ORDER_DELIVER && (o->type != ORDER_RUN || p->at + order_bytes(o) > b->bytes)) ||
+            !same_recipients(subs, count, o))
             return;
     }
 }

@@ -102,7 +102,7 @@ static int take_message(struct connmgr *cm, struct conn *c, const uint8_t *p, co
         return 0;
     struct arena *a = cm->pool.arena;
     uint32_t entry = c->chunk * ARENA_CHUNK_MESSAGES + n;
-    uint64_t handle = arena_begin(a, entry);
+    uint64_t handle = arena_begin(a, c->chunk, n);
 
     fill_entry(cm, c, &arena_entries(a)[entry], f);
     cm->chunk_messages[c->chunk] = n + 1;
@@ -116,17 +116,21 @@ static int take_message(struct connmgr *cm, struct conn *c, const uint8_t *p, co
     struct ref *r = append_ref(cm, c, REF_MESSAGE, handle, p + f->subject, f->subject_len,
                                p + f->reply, ask ? f->reply_len : 0);
 
-    cm->repeatable = !f->reply_len && f->flags == NATS_FLAG_USUAL && !(c->options & CONN_VERBOSE) ? r : NULL;
+    if (f->flags == NATS_FLAG_USUAL && !f->reply_len)
+        cm->repeatable = r;
     r->size = f->total_len;
     r->flags = (uint8_t)((ask ? REF_REPLY | REF_NO_RESPONDERS : 0) |
                          (c->options & CONN_NO_ECHO ? REF_NO_ECHO : 0));
     return 1;
 }
 
-/* Whether the frame at `p` has the control line of the one before it, `f`, and is whole. */
+/* Whether the frame at `p` has the control line of the one before it, `f`, and is whole. Most that
+ * have not differ in the last bytes, the end of the subject and the size: a line has eight at least. */
 static inline int is_repeat(const uint8_t *p, uint32_t len, const struct nats_frame *f)
 {
-    return len >= f->bytes && memcmp(p, p - f->bytes, f->body) == 0 && p[f->bytes - 2] == '\r' &&
+    const uint8_t *end = p + f->body;
+
+    return len >= f->bytes && memcmp(end - 8, end - 8 - f->bytes, 8) == 0 && memcmp(p, p - f->bytes, f->body) == 0 && p[f->bytes - 2] == '\r' &&
            p[f->bytes - 1] == '\n';
 }
 
@@ -140,7 +144,7 @@ static uint32_t take_repeats(struct connmgr *cm, struct conn *c, const uint8_t *
     uint32_t base = c->chunk * ARENA_CHUNK_MESSAGES;
 
     for (; n < ARENA_CHUNK_MESSAGES && is_repeat(p, c->len, f); n++) {
-        (void)arena_begin(a, base + n);
+        (void)arena_begin(a, c->chunk, n);
         fill_entry(cm, c, &arena_entries(a)[base + n], f);
         p += bytes;
         c->at += bytes;
@@ -148,14 +152,14 @@ static uint32_t take_repeats(struct connmgr *cm, struct conn *c, const uint8_t *
     }
     uint32_t taken = n - first;
 
-    if (taken) {
-        r->text2_len = (uint16_t)(taken + 1);
-        r->flags |= REF_RUN;
-        r->size += taken * f->total_len;
-        cm->chunk_messages[c->chunk] = n;
-        cm->stats.messages_in += taken;
-        c->in_pos += left - c->len;
-    }
+    if (!taken) /* the chunk has no entry left */
+        return 0;
+    r->text2_len = (uint16_t)(taken + 1);
+    r->flags |= REF_RUN;
+    r->size += taken * f->total_len;
+    cm->chunk_messages[c->chunk] = n;
+    cm->stats.messages_in += taken;
+    c->in_pos += left - c->len;
     return c->at - at;
 }
 
@@ -322,7 +326,7 @@ int frames_parse(struct connmgr *cm, struct conn *c)
         c->len -= (uint32_t)f.bytes;
         c->in_pos += f.bytes;
         c->need = 0;
-        if (cm->repeatable)
+        if (cm->repeatable && is_repeat(p, c->len, &f) && !(c->options & CONN_VERBOSE))
             p += take_repeats(cm, c, p, &f);
         if (c->ending)
             return 0;

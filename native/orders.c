@@ -80,18 +80,24 @@ static void sub_refused(struct connmgr *cm, const struct order *o)
     }
 }
 
-static void note(struct connmgr *cm, const struct order *o)
+static inline void note(struct connmgr *cm, const struct order *o)
 {
-    struct let_go *l = &cm->let_go[cm->let_go_count++];
+    struct let_go *l = &cm->let_go[cm->let_go_count];
+    uint64_t limit = ledger_limit(o->limit);
 
+    if (cm->let_go_count && l[-1].handle + l[-1].count == o->handle && l[-1].limit == limit) {
+        l[-1].count += order_messages(o);
+        return;
+    }
+    cm->let_go_count++;
     l->handle = o->handle;
-    l->limit = ledger_limit(o->limit);
+    l->limit = limit;
     l->count = order_messages(o);
 }
 
 /* Only one message of a source can have a list that goes on: the router orders one source's
  * messages one after the other. */
-static void set_open(struct connmgr *cm, uint32_t source, uint64_t handle)
+static inline void set_open(struct connmgr *cm, uint32_t source, uint64_t handle)
 {
     if (cm->open_handle[source] == handle)
         return;
@@ -100,7 +106,7 @@ static void set_open(struct connmgr *cm, uint32_t source, uint64_t handle)
 }
 
 /* The recipients so far have the message: are they all? */
-static void delivered(struct connmgr *cm, const struct order *o)
+static inline void delivered(struct connmgr *cm, const struct order *o)
 {
     set_open(cm, handle_source(o->handle), o->type & ORDER_MORE ? o->handle : 0);
     if (!(o->type & ORDER_MORE))
@@ -112,8 +118,12 @@ static uint32_t apply_deliveries(struct connmgr *cm, const struct batch *b, uint
 {
     uint32_t next = deliver_orders(cm, b, at, (uint32_t)b->seq);
 
-    for (; at < next; at += order_bytes(batch_order(b, at)))
-        delivered(cm, batch_order(b, at));
+    while (at < next) {
+        const struct order *o = batch_order(b, at);
+
+        delivered(cm, o);
+        at += o->type == ORDER_DELIVER ? order_list_bytes(o->count) : order_bytes(o);
+    }
     return next;
 }
 
@@ -184,12 +194,14 @@ static void relinquish_all(struct connmgr *cm, int redo)
         const uint32_t *local = &cm->local[source][handle_entry(l->handle)];
         struct arena_pool *pool = source == cm->conf.index ? &cm->pool : NULL;
 
-        for (uint32_t k = 0; k < l->count; k++) {
-            uint64_t add = l->limit | (local[k] ? 0 : cm->my_bit);
+        uint64_t handle = l->handle, end = handle + l->count;
+
+        do {
+            uint64_t add = l->limit | (*local++ ? 0 : cm->my_bit);
 
             if (add)
-                (void)arena_relinquish(cm->arenas[source], pool, l->handle + k, add, redo);
-        }
+                (void)arena_relinquish(cm->arenas[source], pool, handle, add, redo);
+        } while (++handle != end);
         if (i == cm->let_go_count / 2)
             CRASH(ORDERS_RELINQUISHING);
     }

@@ -246,7 +246,7 @@ static void sort_ids(uint32_t *a, uint32_t n)
     }
 }
 
-static int route_many(struct router *rt, uint32_t from, const struct ref *r, const struct index_match *m,
+static __attribute__((noinline)) int route_many(struct router *rt, uint32_t from, const struct ref *r, const struct index_match *m,
                       uint64_t handle, uint32_t messages)
 {
     const uint32_t *subs = m->subs;
@@ -332,7 +332,7 @@ static uint32_t together(const struct router *rt, uint32_t from, const struct re
     return left < most ? left : most;
 }
 
-static int route_some(struct router *rt, uint32_t from, const struct ref *r, const struct index_match *m,
+static inline int route_some(struct router *rt, uint32_t from, const struct ref *r, const struct index_match *m,
                       uint64_t handle, uint32_t messages)
 {
     if (m->count == 0 && m->group_count == 0)
@@ -358,7 +358,7 @@ static int route_some(struct router *rt, uint32_t from, const struct ref *r, con
     return 1;
 }
 
-int route_message(struct router *rt, uint32_t from, const struct ref *r, uint64_t hash)
+static __attribute__((noinline)) int route_run(struct router *rt, uint32_t from, const struct ref *r, uint64_t hash)
 {
     for (uint32_t count = ref_messages(r); rt->routed < count;) {
         const struct index_match *m = index_match(rt->index, r->text, r->text_len, hash);
@@ -372,4 +372,11 @@ int route_message(struct router *rt, uint32_t from, const struct ref *r, uint64_
     }
     rt->routed = 0;
     return 1;
+}
+
+int route_message(struct router *rt, uint32_t from, const struct ref *r, uint64_t hash)
+{
+    if (r->flags & REF_RUN)
+        return route_run(rt, from, r, hash);
+    return route_some(rt, from, r, index_match(rt->index, r->text, r->text_len, hash), r->handle, 1);
 }

@@ -91,9 +91,7 @@ class ArenaMachine(RuleBasedStateMachine):
         chunk = data.draw(st.sampled_from(sorted(self.open)))
         first = self.open[chunk]
         last = min(first + count, MESSAGES)
-        handles = [
-            int(lib.arena_begin(self.arena, chunk * MESSAGES + n)) for n in range(first, last)
-        ]
+        handles = [int(lib.arena_begin(self.arena, chunk, n)) for n in range(first, last)]
         if not commit:  # the step dies here: nobody ever hears of these
             return self.crash()
         lib.arena_messages(self.arena, chunk)[0] = last

@@ -31,7 +31,7 @@ def arena() -> Any:
 
 def begin(arena: Any) -> int:
     """A live message in entry 0 of chunk 0."""
-    handle = int(lib.arena_begin(arena, 0))
+    handle = int(lib.arena_begin(arena, 0, 0))
     lib.arena_messages(arena, 0)[0] = 1
     return handle
 

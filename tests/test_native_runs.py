@@ -46,7 +46,7 @@ class Frame:
 
 @dataclass
 class Got:
-    """What a client received: for each subscription the numbers in their order, and all together."""
+    """What a client received: numbers in their order, of each subscription and of all."""
 
     by_sid: dict[bytes, list[int]] = field(default_factory=dict)
     order: list[tuple[int, bytes]] = field(default_factory=list)

@@ -20,7 +20,7 @@ uint32_t arena_available(struct arena_pool *p);
 void arena_close(struct arena_pool *p, uint32_t chunk);
 uint64_t *arena_messages(struct arena *a, uint32_t chunk);
 uint32_t arena_extend(struct arena_pool *p, uint32_t last);
-uint64_t arena_begin(struct arena *a, uint32_t entry);
+uint64_t arena_begin(struct arena *a, uint32_t chunk, uint32_t n);
 int arena_relinquish(struct arena *a, struct arena_pool *pool, uint64_t handle, uint64_t add, int redo);
 void arena_sweep(struct arena_pool *p, uint32_t count);
 void *arena_word(struct arena *a, uint64_t handle);

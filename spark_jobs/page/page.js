@@ -106,7 +106,7 @@
       font: { color: css("--ink"), family: getComputedStyle(document.body).fontFamily, size: 12 },
       margin: { l: 62, r: 16, t: 10, b: 42 }, hovermode: "closest",
       hoverlabel: { bgcolor: css("--panel"), bordercolor: css("--line"), font: { color: css("--ink") } },
-      legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0 }, ...layout };
+      legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, traceorder: "normal" }, ...layout };
     for (const key of Object.keys(result)) if (/^[xy]axis/.test(key)) result[key] = { ...axis, ...result[key] };
     return result;
   }
@@ -251,6 +251,7 @@
       box.className = "tile";
       const strong = document.createElement("b");
       strong.textContent = text;
+      if (text.length > 8) strong.className = "long";
       if (value !== undefined) strong.dataset.value = value;
       const small = document.createElement("span");
       small.textContent = name;

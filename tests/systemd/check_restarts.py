@@ -332,3 +332,30 @@ def test_15_the_monitor_is_started_when_asked_for(machine: Container, workload: 
     machine.systemctl("disable", "--now", MONITOR)
     machine.systemctl("stop", f"{MONITOR}.socket")
     assert active(machine)
+
+
+TRACER = "midair-tracer"
+TRACES = "/var/lib/midair-traces"
+
+
+def test_16_the_tracer_is_started_when_asked_for(machine: Container, workload: Workload) -> None:
+    """It writes where it may, goes on after a kill, and disturbs nobody."""
+
+    def trace(*words: str) -> str:
+        return machine.run("/opt/midair/bin/midair", "trace", *words).stdout
+
+    others = pids(machine)
+    unit = f"/etc/systemd/system/{TRACER}.service"
+    assert machine.run("systemd-analyze", "verify", unit).stderr == ""
+    machine.systemctl("start", TRACER)
+    trace("on", "--run", "noon", "--out", TRACES)
+    workload.during(lambda: machine.systemctl("kill", "-s", "KILL", TRACER))
+    eventually(lambda: machine.show(TRACER, "NRestarts") == "1", "the tracer is back")
+    trace("off")
+    manifest = json.loads(machine.run("cat", f"{TRACES}/noon/manifest.json").stdout)
+    assert manifest["records"] > 0
+    listed = machine.run("stat", "-c", "%U %a", f"{TRACES}/noon/manifest.json").stdout
+    assert listed == "midair 644\n"
+    assert pids(machine) == others
+    machine.systemctl("stop", TRACER)
+    assert active(machine)

@@ -12,9 +12,21 @@ from midair.exits import FATAL
 
 UNITS = ROOT / "systemd"
 MONITOR = "midair-monitor"
-SERVICES = ("midair-keeper", "midair-router", "midair-connmgr@", "midair-dispatcher", MONITOR)
-# What is different in the sandbox of the monitor: it may not touch queues, and sees /proc.
-MONITORS_OWN = ("SystemCallFilter=~mq_open", "ProtectProc=default")
+TRACER = "midair-tracer"
+SERVICES = (
+    "midair-keeper",
+    "midair-router",
+    "midair-connmgr@",
+    "midair-dispatcher",
+    MONITOR,
+    TRACER,
+)
+# What is different in a sandbox. The monitor may not touch queues, and sees /proc; what the tracer
+# writes is for others to read.
+OWN = {
+    MONITOR: ("SystemCallFilter=~mq_open", "ProtectProc=default"),
+    TRACER: ("UMask=0022",),
+}
 SANDBOX = "# State outlives the process"
 
 
@@ -51,6 +63,10 @@ def test_the_monitor_is_there_for_who_asks_for_it() -> None:
     assert [conf.monitor.listen] == settings(f"{MONITOR}.socket", "ListenStream")
 
 
+def test_the_tracer_is_there_for_who_asks_for_it() -> None:
+    assert not any(TRACER in line for line in settings("midair.target", "Also"))
+
+
 def test_as_many_connmgrs_are_enabled_as_configured() -> None:
     conf = config.load(UNITS / "midair.toml")
     enabled = " ".join(settings("midair.target", "Also")).split()
@@ -69,11 +85,10 @@ def test_the_sandbox_is_the_same_everywhere() -> None:
     for name in SERVICES:
         text = (UNITS / f"{name}.service").read_text().partition(SANDBOX)[2]
         lines = text.splitlines()
-        if name == MONITOR:
-            for own in MONITORS_OWN:
-                (at,) = [at for at, line in enumerate(lines) if line.startswith(own)]
-                assert lines[at - 1].startswith("# "), "it says why"
-                del lines[at - 1 : at + 1]
+        for own in OWN.get(name, ()):
+            (at,) = [at for at, line in enumerate(lines) if line.startswith(own)]
+            assert lines[at - 1].startswith("# "), "it says why"
+            del lines[at - 1 : at + 1]
         parts.add("\n".join(lines))
     assert len(parts) == 1
     assert "NoNewPrivileges=yes" in parts.pop()

@@ -225,7 +225,7 @@ def install(container: Container) -> None:
     pip = (f"{PREFIX}/bin/pip", "--disable-pip-version-check")
     container.prepare(*pip, "wheel", "--no-deps", "-w", f"{PREFIX}/wheel", "/opt/midair-source")
     (wheel,) = (tree / PREFIX[1:] / "wheel").iterdir()
-    container.prepare(*pip, "install", f"{PREFIX}/wheel/{wheel.name}")
+    container.prepare(*pip, "install", f"{PREFIX}/wheel/{wheel.name}[trace]")
     shutil.rmtree(source)
     container.prepare(str(ROOT / "systemd/install"), f"{container.base}/tree")
 
