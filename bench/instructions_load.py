@@ -3,9 +3,9 @@
     python -m bench.instructions_load FILE
 
 Each workload is set up, goes round a few times unmeasured, and then ROUNDS times: a read of
-MESSAGES PUBs of about 128 bytes, a turn of the router, a turn of the connection manager that carries out
-its orders and writes. Every turn is a call of connmgr_turn() or router_turn(); FILE gets a line for
-each, in their order: the workload and the stage, or a dash where it is not measured.
+MESSAGES PUBs of about 128 bytes, a turn of the router, a turn of the connection manager that
+carries out its orders and writes. Every turn is a call of connmgr_turn() or router_turn(); FILE
+gets a line for each, in their order: the workload and the stage, or a dash if it is not measured.
 """
 
 from __future__ import annotations

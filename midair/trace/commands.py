@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import time
 from dataclasses import asdict, replace
 from datetime import datetime
@@ -140,7 +141,11 @@ def begin(
         if folder.is_dir() and any(folder.iterdir()):
             raise MidairError(f"{folder}: there is a run already; choose another --run", Exit.USAGE)
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            out.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(exist_ok=True)
+            if os.geteuid() == 0:  # asked for by root, written by a tracer that is somebody else
+                owner = out.stat()
+                os.chown(folder, owner.st_uid, owner.st_gid)
         except OSError as error:
             raise MidairError(f"{folder}: {error.strerror}") from None
         number = 1 if before is None else before.number + 1

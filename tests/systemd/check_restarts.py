@@ -353,7 +353,7 @@ def test_16_the_tracer_is_started_when_asked_for(machine: Container, workload: W
     eventually(lambda: machine.show(TRACER, "NRestarts") == "1", "the tracer is back")
     trace("off")
     manifest = json.loads(machine.run("cat", f"{TRACES}/noon/manifest.json").stdout)
-    assert manifest["records"] > 0
+    assert manifest["counts"]["records"] > 0
     listed = machine.run("stat", "-c", "%U %a", f"{TRACES}/noon/manifest.json").stdout
     assert listed == "midair 644\n"
     assert pids(machine) == others
