@@ -168,6 +168,8 @@ parse_usual(const uint8_t *buf, uint64_t len, const struct nats_limits *limits,
         return NATS_E_PAYLOAD;
     ret_frame->body = (uint32_t)(p - buf);
     ret_frame->header_len = header;
+    if (hpub && !header) /* becomes a MSG, which has no room for a header size */
+        ret_frame->flags = 0;
     ret_frame->total_len = (uint32_t)size;
     ret_frame->bytes = (uint64_t)(p - buf) + (uint32_t)size + 2;
     return finish_body(buf, len, ret_frame->bytes - 2);

@@ -43,7 +43,7 @@
 #define CONNMGR_COPY_MAX BATCH_COPY_MAX /* a body larger than this is written from the arena */
 #define CONNMGR_REFS_AHEAD 8u         /* unsent reference batches before reading stops */
 #define CONNMGR_ORDERS_A_TURN 16      /* order batches between two writes */
-#define CONNMGR_MADE_A_TURN (1u << 19) /* bytes of output before it is written: more leaves the cache */
+#define CONNMGR_MADE_A_TURN (1u << 22) /* bytes of output before it is written: more leaves the cache */
 #define CONNMGR_FULL_MESSAGES 200u    /* in a batch of references that is sent */
 #define CONNMGR_PASSES_A_TURN 8       /* over the readable connections, until a batch is full */
 #define CONNMGR_MORE_ROUNDS 4         /* with little in them, until a flood is over */

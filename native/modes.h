@@ -143,10 +143,4 @@ int modes_list_clients(struct router *rt, uint32_t from, const struct ref *r);
 void modes_hash_name(struct router *rt, uint32_t conn);
 int modes_drop_name(struct router *rt, uint32_t from, const struct ref *r);
 
-/* The connmgr's place in its batch where `r` is. */
-static inline uint64_t modes_at(const struct router *rt, uint32_t from, const struct ref *r)
-{
-    return (uint64_t)((const char *)r - (const char *)&routing_lane(rt->seg, from)->inbox);
-}
-
 #endif

@@ -124,7 +124,7 @@ static int room_for_watchers(struct router *rt, uint32_t from, const char *name,
     uint32_t need = plain || groups ? 2 + plain / MODES_WATCHERS_EACH + groups / 16 : 0;
 
     for (uint32_t i = 0; need && i < rt->conf.connmgrs; i++)
-        if (!router_room(rt, i, need < BATCH_RING / 2 ? need : BATCH_RING / 2))
+        if (!router_room(rt, i, need < BATCH_RING - 2 ? need : BATCH_RING - 2))
             return 0;
     return router_room(rt, from, 1);
 }
@@ -155,7 +155,7 @@ int modes_name(struct router *rt, uint32_t from, const struct ref *r)
     rt->stepping = 1;
     tell_watchers(rt, r->text, r->text_len, r->handle, ",\"event\":\"up\"}");
     CRASH(NAME_GIVEN);
-    router_commit_at(rt, from, modes_at(rt, from, r) + r->bytes);
+    router_commit_at(rt, from, router_at(rt, from, r) + r->bytes);
     modes_hash_name(rt, r->conn);
     return 1;
 }
@@ -173,7 +173,7 @@ int modes_drop_name(struct router *rt, uint32_t from, const struct ref *r)
     rt->stepping = 1;
     tell_watchers(rt, n->text, length(n), n->uid, ",\"event\":\"down\"}");
     CRASH(NAME_DROPPED);
-    router_commit_at(rt, from, modes_at(rt, from, r));
+    router_commit_at(rt, from, router_at(rt, from, r));
     return 1;
 }
 
@@ -216,7 +216,7 @@ int modes_list_clients(struct router *rt, uint32_t from, const struct ref *r)
                          reply, "", "", page);
         redo_put(&rt->redo, &in->listed, at);
         CRASH(CLIENTS_PAGE);
-        router_commit_at(rt, from, modes_at(rt, from, r));
+        router_commit_at(rt, from, router_at(rt, from, r));
     }
     if (!router_room(rt, from, 1))
         return 0;

@@ -71,12 +71,12 @@ int modes_unpin(struct router *rt, uint32_t from, const struct ref *r, uint32_t 
     const uint32_t *pin = &rt->modes->pins[(uint64_t)from * rt->seg->subs_each + sub];
 
     if (rt->stepping)
-        router_commit_at(rt, from, modes_at(rt, from, r));
+        router_commit_at(rt, from, router_at(rt, from, r));
     while (*pin) {
         if (!room_for_requester(rt, *pin - 1))
             return 0;
         responder_gone(rt, *pin - 1);
-        router_commit_at(rt, from, modes_at(rt, from, r));
+        router_commit_at(rt, from, router_at(rt, from, r));
         CRASH(MODE_UNPINNED);
     }
     return 1;
@@ -85,7 +85,7 @@ int modes_unpin(struct router *rt, uint32_t from, const struct ref *r, uint32_t 
 int modes_close(struct router *rt, uint32_t from, const struct ref *r)
 {
     const struct mode_conn *c = &rt->modes->conns[r->conn];
-    uint64_t at = modes_at(rt, from, r);
+    uint64_t at = router_at(rt, from, r);
 
     if (rt->stepping)
         router_commit_at(rt, from, at);

@@ -269,7 +269,7 @@ static __attribute__((noinline)) int route_many(struct router *rt, uint32_t from
                 return 0;
     } else {
         /* What came before it in the batch must not be routed again when the pieces are. */
-        router_commit_at(rt, from, (uint64_t)((const char *)r - (const char *)&routing_lane(rt->seg, from)->inbox));
+        router_commit_at(rt, from, router_at(rt, from, r));
         sort_ids(rt->sorted, count);
         if (!route_huge(rt, from, handle, subs, count))
             return 0;
@@ -335,10 +335,11 @@ static uint32_t together(const struct router *rt, uint32_t from, const struct re
 static inline int route_some(struct router *rt, uint32_t from, const struct ref *r, const struct index_match *m,
                       uint64_t handle, uint32_t messages)
 {
+    if (rt->seg->in[from].touched) /* a list that is ordered in part is closed, whoever has gone */
+        return route_many(rt, from, r, m, handle, messages);
     if (m->count == 0 && m->group_count == 0)
         return nobody(rt, from, r, handle, messages);
-    if (m->count != 1 || m->group_count || rt->seg->in[from].touched ||
-        (r->flags & REF_NO_ECHO && m->conns[0] == r->conn))
+    if (m->count != 1 || m->group_count || (r->flags & REF_NO_ECHO && m->conns[0] == r->conn))
         return route_many(rt, from, r, m, handle, messages);
     uint32_t connmgr = INDEX_SUB_CONNMGR(m->subs[0]), sub = INDEX_SUB_SLOT(m->subs[0]);
 
@@ -367,8 +368,11 @@ static __attribute__((noinline)) int route_run(struct router *rt, uint32_t from,
         if (!route_some(rt, from, r, m, r->handle + rt->routed, messages))
             return 0;
         rt->routed += messages;
-        if (rt->routed < count)
-            CRASH(ROUTE_PART);
+        if (rt->routed == count)
+            break;
+        CRASH(ROUTE_PART);
+        if (rt->redo.count > ROUTER_REDO_SOFT)
+            router_commit_at(rt, from, router_at(rt, from, r));
     }
     rt->routed = 0;
     return 1;

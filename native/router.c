@@ -142,7 +142,7 @@ static int scan(struct router *rt, const struct batch *b, uint32_t at)
 /* A message of a mode, or a client with a name: a step of its own (R6). As route_message(). */
 static __attribute__((noinline)) int handle_alone(struct router *rt, uint32_t from, const struct ref *r, uint64_t hash)
 {
-    uint64_t at = modes_at(rt, from, r);
+    uint64_t at = router_at(rt, from, r);
 
     if (rt->stepping)
         router_commit_at(rt, from, at);
@@ -168,6 +168,8 @@ static int process(struct router *rt, uint32_t from)
         const struct ref *r = (const struct ref *)((const char *)b + rt->offsets[i]);
         uint32_t message = r->type == REF_MESSAGE, changes = !message && r->type != REF_PING && r->type != REF_HOLD;
 
+        if (rt->redo.count > ROUTER_REDO_SOFT)
+            router_commit_at(rt, from, rt->offsets[i]);
         if (i + (int)PREFETCH_LINE < count)
             index_prefetch(rt->index, rt->hashes[i + (int)PREFETCH_LINE]);
         if (i + (int)PREFETCH_NODE < count)

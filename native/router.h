@@ -15,11 +15,14 @@
 #include "routing.h"
 #include "spin.h"
 
+#include <stdlib.h>
+
 #define ROUTER_NONE UINT32_MAX
 #define ROUTER_BATCHES_A_VISIT 16 /* of one connmgr before the next, if no round ends sooner */
 #define ROUTER_AHEAD_MAX 8u            /* passes one connmgr may be ahead of a busy one */
 #define ROUTER_PATIENCE_NS 100000000ULL /* how long others wait for a busy one that is behind: much more
                                          * than it may have to wait for a core, less than a restart */
+#define ROUTER_REDO_SOFT (REDO_PAIRS_MAX / 2) /* words of a step before it ends; a message adds 4096 at most */
 #define ROUTER_INFO_MAX 1024u
 #define ROUTER_REFS_MAX (BATCH_BYTES / sizeof(struct ref))
 
@@ -126,6 +129,12 @@ void router_mark_begin(struct router *rt, uint32_t from, const struct batch *b);
 void router_mark_end(struct router *rt);
 void router_mark(struct router *rt, struct batch_out *o, uint32_t bytes);
 
+/* Where the reference is in the batch of connmgr `from`. */
+static inline uint64_t router_at(const struct router *rt, uint32_t from, const struct ref *r)
+{
+    return (uint64_t)((const char *)r - (const char *)&routing_lane(rt->seg, from)->inbox);
+}
+
 /* Space for an order; `load` as in struct batch_out. */
 static inline struct order *router_append_run(struct router *rt, uint32_t connmgr, uint32_t bytes, uint32_t load)
 {
@@ -133,8 +142,11 @@ static inline struct order *router_append_run(struct router *rt, uint32_t connmg
 
     if (TRACE_IF(rt->marking))
         router_mark(rt, o, bytes + load);
-    if (o->bytes + o->load + bytes + load > BATCH_BYTES)
-        batch_out_turn(o, rt->now_ns); /* the caller made sure of room */
+    if (o->bytes + o->load + bytes + load > BATCH_BYTES) {
+        if (batch_out_room(o) == 0)
+            abort(); /* the caller made sure of room; a successor repeats the step */
+        batch_out_turn(o, rt->now_ns);
+    }
     if (!o->first_ns)
         o->first_ns = rt->now_ns;
     rt->stepping = 1;

@@ -183,6 +183,7 @@ ACCEPTED = [
     talk("headers-and-reply", SUB + b"HPUB t.a r 12 12\r\n" + NATS + b"\r\n",
          b"HMSG t.a 1 r 12 12|" + NATS),
     talk("headers-of-no-bytes", SUB + b"HPUB t.a 0 2\r\nhi\r\n", MSG),
+    talk("headers-of-no-bytes-often", SUB + b"HPUB t.a 0 2\r\nhi\r\n" * 3, MSG, MSG, MSG),
     talk("no-responders", b"SUB r.* 9\r\nPUB t.nobody r.1 2\r\nhi\r\n",
          b"HMSG r.1 9 16 16|NATS/1.0 503\r\n\r\n"),
     talk("echo-off", SUB + PUB, connect=NO_ECHO),
