@@ -34,7 +34,8 @@ struct frame { /* a message whose frame is as the publisher wrote it, but for ve
     const uint8_t *subject;
     uint32_t subject_len;
     uint32_t tail_len; /* bytes after the subject; the sid goes in between */
-    uint32_t headers;  /* 0 or 1 */
+    uint16_t headers;  /* 0 or 1 */
+    uint16_t alike;    /* follows the one before it, and differs from it in its body only */
 };
 
 struct run {
@@ -225,7 +226,7 @@ static void deliver_one(struct connmgr *cm, uint32_t sub, uint64_t handle, uint3
     if (!c->dropped || !(c->options & CONN_HEADERS) || !deliver_telling(cm, c, s, &d))
         deliver_made(cm, c, s, &d);
     if (TRACE_IF(cm->trace.on))
-        trace_deliver(cm, c, handle, c->end);
+        trace_deliver(cm, c, (struct trace_part){.handle = handle, .end = c->end, .count = 1});
 }
 
 /* ---- runs ---- */
@@ -245,6 +246,7 @@ static int run_add(struct connmgr *cm, struct run *run, uint64_t handle)
     f->subject_len = e->subject_len;
     f->tail_len = e->body + e->total_len + 2 - e->subject - e->subject_len;
     f->headers = e->header_len != 0;
+    f->alike = 0;
     run->headers += f->headers;
     run->bytes += 5 + f->headers + f->subject_len + f->tail_len;
     return 1;
@@ -289,9 +291,11 @@ static void place_next(const struct order *o, struct place *p)
 /* Adds messages of the ORDER_RUN at the place, as many as go; 0: the run ends before the end of it. */
 static int run_add_run(struct connmgr *cm, struct run *run, const struct order *o, struct place *p)
 {
-    for (; p->done < o->one; p->done++)
+    for (uint32_t before = run->count; p->done < o->one; p->done++) {
         if (run->count == RUN_ORDERS || run->bytes >= RUN_BYTES || !run_add(cm, run, o->handle + p->done))
             return 0;
+        run->frames[run->count - 1].alike = run->count > before + 1;
+    }
     p->at += order_run_bytes(o->count);
     p->done = 0;
     return 1;
@@ -363,11 +367,15 @@ static int takes_run(const struct connmgr *cm, const struct conn *c, const struc
 static void run_trace(struct connmgr *cm, const struct conn *c, const struct sub_rec *s, const struct run *run,
                       uint64_t end)
 {
-    for (uint32_t i = 0; i < run->count; i++) {
+    for (uint32_t i = 0; i < run->count;) {
         const struct frame *f = &run->frames[i];
+        uint32_t bytes = 5 + f->headers + f->subject_len + s->sid_len + f->tail_len, count = 1;
 
-        end += 5 + f->headers + f->subject_len + s->sid_len + f->tail_len;
-        trace_deliver(cm, c, f->handle, end);
+        while (i + count < run->count && f[count].alike)
+            count++;
+        trace_deliver(cm, c, (struct trace_part){.handle = f->handle, .end = end + bytes, .count = count, .bytes = bytes});
+        end += (uint64_t)bytes * count;
+        i += count;
     }
 }
 
@@ -530,7 +538,7 @@ void deliver_as(struct connmgr *cm, const struct order *o, const struct order_mo
     d.entry = &entry;
     deliver_made(cm, c, &cm->subs[o->one], &d);
     if (TRACE_IF(cm->trace.on))
-        trace_deliver(cm, c, o->handle, c->end);
+        trace_deliver(cm, c, (struct trace_part){.handle = o->handle, .end = c->end, .count = 1});
 }
 
 /* "Nobody is listening": a status frame to the sender's own subscription. */

@@ -246,7 +246,7 @@ static void sort_ids(uint32_t *a, uint32_t n)
     }
 }
 
-static __attribute__((noinline)) int route_many(struct router *rt, uint32_t from, const struct ref *r, const struct index_match *m,
+static int route_many(struct router *rt, uint32_t from, const struct ref *r, const struct index_match *m,
                       uint64_t handle, uint32_t messages)
 {
     const uint32_t *subs = m->subs;

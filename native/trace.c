@@ -253,31 +253,21 @@ static void free_flight(struct trace *t, struct trace_flight *f)
 {
     f->next = t->pool_free;
     t->pool_free = (uint32_t)(f - t->pool) + 1;
-    t->flights--;
 }
 
-/* The message was appended to the output of the connection. */
-void trace_deliver(struct connmgr *cm, const struct conn *c, uint64_t handle, uint64_t end)
+static void begin(struct connmgr *cm, const struct conn *c, const struct trace_part *part, uint32_t about)
 {
     struct trace *t = &cm->trace;
-    uint32_t source = handle_source(handle);
-    uint32_t about = t->about[source];
-
-    if (!sampled(handle, t->on))
-        return;
-    if (about - t->batch_first >= t->contexts_made + 1 - t->batch_first) { /* of an earlier batch */
-        t->ring->unmarked++;
-        return;
-    }
-    uint64_t number = t->ring->sequence++;
+    uint64_t number = t->ring->sequence;
     struct trace_flight *f = find_room(t) ? take_flight(t) : NULL;
+    uint32_t count = !f ? 0 : part->count < t->room ? part->count : t->room;
 
-    if (!f) {
-        t->ring->dropped++;
+    t->ring->sequence += part->count;
+    t->ring->dropped += part->count - count;
+    if (!f)
         return;
-    }
-    struct arena *a = cm->arenas[source];
-    const struct arena_entry *e = &arena_entries(a)[handle_entry(handle)];
+    struct arena *a = cm->arenas[handle_source(part->handle)];
+    const struct arena_entry *e = &arena_entries(a)[handle_entry(part->handle)];
     const uint8_t *data = arena_data(a, e->chunk), *subject = data + e->subject;
     uint64_t hash = hash_of(t, subject, e->subject_len);
     uint32_t searched = e->header_len < TRACE_HEADER_SEARCHED ? e->header_len : TRACE_HEADER_SEARCHED;
@@ -287,8 +277,8 @@ void trace_deliver(struct connmgr *cm, const struct conn *c, uint64_t handle, ui
     if (t->seen[hash % TRACE_SEEN] != hash)
         write_subject(cm, hash, subject, e->subject_len);
     *f = (struct trace_flight){
-        .end = end,
-        .message = handle,
+        .end = part->end,
+        .message = part->handle,
         .source_uid = cm->table->slots[e->conn].uid,
         .subject_hash = hash,
         .intended_ns = searched ? intended(data + e->body, searched) : 0,
@@ -296,6 +286,8 @@ void trace_deliver(struct connmgr *cm, const struct conn *c, uint64_t handle, ui
         .sequence = (uint32_t)number,
         .context = about,
         .body_size = e->total_len,
+        .count = count,
+        .bytes = part->bytes,
     };
     uint32_t at = (uint32_t)(f - t->pool) + 1;
 
@@ -304,8 +296,28 @@ void trace_deliver(struct connmgr *cm, const struct conn *c, uint64_t handle, ui
     else
         t->first[c->slot] = at;
     t->last[c->slot] = at;
-    t->flights++;
-    t->room--;
+    t->flights += count;
+    t->room -= count;
+}
+
+/* The messages were appended to the output of the connection. */
+void trace_deliver(struct connmgr *cm, const struct conn *c, struct trace_part part)
+{
+    struct trace *t = &cm->trace;
+    uint32_t about = t->about[handle_source(part.handle)], left = part.count;
+
+    if (about - t->batch_first >= t->contexts_made + 1 - t->batch_first) { /* of an earlier batch */
+        for (; left; left--, part.handle++)
+            t->ring->unmarked += (uint64_t)sampled(part.handle, t->on);
+        return;
+    }
+    if (t->on == 1) {
+        begin(cm, c, &part, about);
+        return;
+    }
+    for (part.count = 1; left; left--, part.handle++, part.end += part.bytes)
+        if (sampled(part.handle, t->on))
+            begin(cm, c, &part, about);
 }
 
 /* Past the caches: nobody here reads it again, and what does is needed for messages. */
@@ -327,15 +339,15 @@ static inline void publish(struct trace_ring *r, uint64_t head)
     atomic_store_explicit(&r->head, head, memory_order_release);
 }
 
-/* The record numbered `head`; 0: it was dropped. */
-static int write_record(struct connmgr *cm, const struct conn *c, const struct trace_flight *f,
-                        uint64_t head, uint64_t now)
+/* Writes the first `count` of the flight, numbered from `head`. Returns how many: it may be too late. */
+static uint32_t write_records(struct connmgr *cm, const struct conn *c, const struct trace_flight *f,
+                              uint32_t count, uint64_t head, uint64_t now)
 {
     struct trace *t = &cm->trace;
     const struct trace_context *about = &t->contexts[f->context % TRACE_CONTEXTS];
 
     if (about->number != f->context) { /* it waited too long */
-        t->ring->dropped++;
+        t->ring->dropped += count;
         return 0;
     }
     _Alignas(64) struct trace_record made = {
@@ -359,8 +371,12 @@ static int write_record(struct connmgr *cm, const struct conn *c, const struct t
         .ref_batch_bytes = (uint16_t)about->bytes,
         .order_batch_bytes = (uint16_t)about->order_bytes,
     };
-    store_record(&trace_records(t->ring)[head & (t->ring->capacity - 1)], &made);
-    return 1;
+    for (uint32_t i = 0; i < count; i++) {
+        store_record(&trace_records(t->ring)[(head + i) & (t->ring->capacity - 1)], &made);
+        made.sequence++;
+        made.message++;
+    }
+    return count;
 }
 
 /* The kernel has taken bytes of the connection, up to c->sent. */
@@ -376,10 +392,21 @@ void trace_sent(struct connmgr *cm, const struct conn *c)
 
     while (*first && t->pool[*first - 1].end <= c->sent) {
         struct trace_flight *f = &t->pool[*first - 1];
+        uint32_t count = f->count;
 
-        *first = f->next;
-        head += (uint64_t)write_record(cm, c, f, head, now);
-        free_flight(t, f);
+        if (count > 1 && (c->sent - f->end) / f->bytes + 1 < count)
+            count = (uint32_t)((c->sent - f->end) / f->bytes) + 1;
+        head += write_records(cm, c, f, count, head, now);
+        t->flights -= count;
+        if (count == f->count) {
+            *first = f->next;
+            free_flight(t, f);
+            continue;
+        }
+        f->end += (uint64_t)count * f->bytes;
+        f->message += count;
+        f->sequence += count;
+        f->count -= count;
     }
     publish(t->ring, head);
 }
@@ -393,7 +420,8 @@ void trace_forget(struct connmgr *cm, const struct conn *c)
         struct trace_flight *f = &t->pool[t->first[c->slot] - 1];
 
         t->first[c->slot] = f->next;
-        t->ring->undelivered++;
+        t->ring->undelivered += f->count;
+        t->flights -= f->count;
         free_flight(t, f);
     }
 }

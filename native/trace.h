@@ -87,16 +87,17 @@ struct trace_control {
     struct trace_tail tails[LEDGER_CONNMGRS_MAX];
 };
 
-struct trace_flight { /* private: a delivery that the kernel has not taken whole */
-    uint64_t end; /* of its bytes in the stream of its connection */
-    uint64_t message, source_uid, subject_hash;
+struct trace_flight { /* private: deliveries in a row that the kernel has not taken whole; one, or of a run */
+    uint64_t end; /* of the bytes of the first in the stream of its connection */
+    uint64_t message, source_uid, subject_hash; /* message: of the first; the others follow it */
     uint64_t intended_ns, received_ns;
-    uint32_t sequence; /* its low half */
+    uint32_t sequence; /* of the first; its low half */
     uint32_t context;  /* number of the context */
     uint32_t body_size;
     uint32_t next;     /* flight + 1 */
+    uint32_t count;    /* deliveries; more than one if every message is traced */
+    uint32_t bytes;    /* from the end of one to the end of the next */
 };
-_Static_assert(sizeof(struct trace_flight) == 64, "one cache line");
 
 struct trace_context { /* private: what all messages of one batch of references have in common */
     uint32_t number; /* of the context: who remembers another one comes too late */
@@ -110,7 +111,7 @@ struct trace { /* private to the connmgr */
     const struct trace_control *control;
     uint64_t word;
     uint32_t on;      /* one of so many; 0: nothing is traced */
-    uint32_t flights; /* waiting */
+    uint32_t flights; /* deliveries waiting */
     uint32_t generation;
     uint32_t pool_used, pool_free; /* pool_free: flight + 1 */
     struct trace_flight *pool;
@@ -169,8 +170,13 @@ int trace_open(struct connmgr *cm, struct trace_ring *ring, const struct trace_c
 void trace_switch(struct connmgr *cm, uint64_t word);
 void trace_batch(struct connmgr *cm, const struct batch *b);
 void trace_mark(struct connmgr *cm, const struct order *o);
-/* `end`: of its bytes in the stream of its connection. */
-void trace_deliver(struct connmgr *cm, const struct conn *c, uint64_t handle, uint64_t end);
+struct trace_part { /* deliveries of messages in a row, alike but for their bodies */
+    uint64_t handle; /* of the first */
+    uint64_t end;    /* of its bytes in the stream of its connection */
+    uint32_t count;
+    uint32_t bytes;  /* of each */
+};
+void trace_deliver(struct connmgr *cm, const struct conn *c, struct trace_part part);
 void trace_sent(struct connmgr *cm, const struct conn *c);
 void trace_forget(struct connmgr *cm, const struct conn *c);
 void trace_round(struct connmgr *cm);

@@ -34,6 +34,11 @@ from spark_jobs.run_folder import write_manifest, write_rows
 TURN_S = 0.05
 PART_S = 1.0  # records wait so long for a part to be worth its file
 LOOK_S = 0.5  # event log, counters, connections
+# If most records are dropped whatever it does, it rests so long after each part, by the time that
+# took, and leaves caches and cores to the messages. Now and then it tries whether it can keep up.
+REST = 10.0
+TRY_EVERY_S = 4.0
+TRY_S = 0.2
 FLIGHT_S = 2.0  # how long the end of a run waits for deliveries that were begun
 
 
@@ -63,6 +68,8 @@ class Run:
         self._part = f"{os.getpid()}-{time.monotonic_ns()}"
         self._parts = 0
         self._last_part: dict[int, float] = {}
+        self._dropped_before: dict[int, int] = {}
+        self._rests_until: dict[int, float] = {}
         self._next_look = 0.0
         self._looked_ns = time.monotonic_ns()
         self.dropped = before.dropped if resumed and before else 0
@@ -89,8 +96,15 @@ class Run:
         due = self._last_part.setdefault(ring.index, now) + PART_S
         if waiting < min(RECORDS_A_PART, ring.capacity // 4) and (not waiting or now < due):
             return False
-        self._drain.take(ring)
-        self._last_part[ring.index] = time.monotonic()
+        if now < self._rests_until.get(ring.index, 0.0):
+            return False
+        taken, dropped = self._drain.take(ring), ring.counts()["dropped"]
+        done = self._last_part[ring.index] = time.monotonic()
+        lost = dropped - self._dropped_before.get(ring.index, dropped)
+        self._dropped_before[ring.index] = dropped
+        if lost > taken and done % TRY_EVERY_S > TRY_S:
+            self._rests_until[ring.index] = done + REST * (done - now)
+            return False
         return waiting > RECORDS_A_PART
 
     def _look(self, last: bool = False) -> None:
