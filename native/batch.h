@@ -294,9 +294,11 @@ static inline uint32_t batch_run_most(uint32_t load, uint32_t recipients, uint32
 {
     uint32_t each = load / (4 * recipients);
 
-    if (each < 2 || size_each > BATCH_COPY_MAX)
-        return each ? each : 1;
-    return (each - 1) * BATCH_GATHERED / (size_each + subject_len + BATCH_FRAME_MORE) + 1;
+    uint32_t frame = size_each + subject_len + BATCH_FRAME_MORE;
+
+    if (each && size_each <= BATCH_COPY_MAX && frame < BATCH_GATHERED)
+        return (each * BATCH_GATHERED - 1) / frame;
+    return each ? each : 1;
 }
 
 static inline uint64_t batch_tail(uint64_t seq, uint32_t bytes) { return seq << 16 | bytes; }

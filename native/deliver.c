@@ -18,7 +18,7 @@
 
 #define RUN_ORDERS (BATCH_BYTES / sizeof(struct order))
 #define PREFETCH_ORDERS 8u /* how far ahead subscriptions are fetched: they may be many */
-#define SHARE_BYTES (JOURNAL_BLOCK_BYTES / 4 * 3) /* fewer would waste blocks if somebody is slow */
+#define SHARE_BYTES (JOURNAL_BLOCK_BYTES / 16 * 11) /* fewer would waste blocks if somebody is slow */
 #define SHARE_BLOCKS 8u /* of RUN_BYTES and a frame, each block half full at least */
 #define RUN_BYTES 32768u /* bytes after which a run ends: they stay in the cache while they are copied */
 

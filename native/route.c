@@ -17,7 +17,7 @@
 
 #define LIST_MAX ((BATCH_RECORD_MAX - sizeof(struct order)) / 4)
 #define PICKS_MAX 4096u
-#define RUN_LOAD ((BATCH_BYTES - 256u) / 2) /* of one order at most: its list takes as much, and a mark */
+#define RUN_BYTES_MAX (BATCH_BYTES - 128u) /* of one order with its load: there may be a mark beside it */
 
 /* Counts a message on a queue member (R3: redone by base and stamp). */
 void route_count_pick(struct router *rt, index_sub sub)
@@ -325,9 +325,11 @@ static uint32_t together(const struct router *rt, uint32_t from, const struct re
         return 1;
     if (m->count == 0)
         return left;
-    if (4 * m->count > RUN_LOAD)
+    uint32_t bytes = order_run_bytes(m->count);
+
+    if (bytes + 4 * m->count > RUN_BYTES_MAX)
         return 1;
-    uint32_t most = batch_run_most(RUN_LOAD, m->count, r->size / count, r->text_len);
+    uint32_t most = batch_run_most(RUN_BYTES_MAX - bytes, m->count, r->size / count, r->text_len);
 
     return left < most ? left : most;
 }
