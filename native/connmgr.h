@@ -246,7 +246,7 @@ struct connmgr {
     int stalled_more;  /* some could go on without anything happening first */
     int recovering; /* in connmgr_start: steps may be repetitions */
     struct spin spin[2]; /* without and with an answer of the router to wait for */
-    uint64_t spin_seen;  /* messages in and out when it was last asked */
+    uint64_t spin_seen;  /* spin_work() in and out when it was last asked */
     int asking;          /* references were sent, and no orders have come since */
     uint64_t now_ns;
     uint64_t my_bit;
@@ -389,9 +389,8 @@ void slow_recover(struct connmgr *cm, struct conn *c);
 void slow_send_holds(struct connmgr *cm);
 
 int orders_process(struct connmgr *cm, const struct batch *b);
-void orders_relinquish(struct connmgr *cm, uint64_t handle, uint64_t add, int redo);
 
-/* Carries out the ORDER_DELIVER at `at` and those after it for the same recipients. Returns where the
+/* Carries out the ORDER_DELIVER or ORDER_RUN at `at` and those after it for the same recipients. Returns where the
  * next order is. */
 uint32_t deliver_orders(struct connmgr *cm, const struct batch *b, uint32_t at, uint32_t stamp);
 /* The connection of a subscription, counted on it as a delivery of that message (0: one that the

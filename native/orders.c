@@ -10,14 +10,6 @@
 
 #include <errno.h>
 
-void orders_relinquish(struct connmgr *cm, uint64_t handle, uint64_t add, int redo)
-{
-    uint32_t source = handle_source(handle);
-
-    (void)arena_relinquish(cm->arenas[source], source == cm->conf.index ? &cm->pool : NULL, handle,
-                           add, redo);
-}
-
 /* A consumer on some connmgr is crowded, and this connection publishes to it. */
 static void hold_publisher(struct connmgr *cm, const struct order *o)
 {

@@ -194,10 +194,11 @@ static void free_seg(struct connmgr *cm, uint32_t seg)
 
 static void let_go_body(struct connmgr *cm, const struct out_seg *s)
 {
-    uint32_t *users = &cm->local[handle_source(s->handle)][handle_entry(s->handle)];
+    uint32_t source = handle_source(s->handle), *users = &cm->local[source][handle_entry(s->handle)];
 
-    if (--*users == 0 && cm->open_handle[handle_source(s->handle)] != s->handle)
-        orders_relinquish(cm, s->handle, cm->my_bit, cm->recovering);
+    if (--*users == 0 && cm->open_handle[source] != s->handle)
+        (void)arena_relinquish(cm->arenas[source], source == cm->conf.index ? &cm->pool : NULL, s->handle,
+                               cm->my_bit, cm->recovering);
 }
 
 static uint64_t seg_end(const struct connmgr *cm, const struct conn *c, uint32_t seg)

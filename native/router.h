@@ -76,8 +76,8 @@ struct router {
     int holding;                     /* somebody does */
     int epoll;
     struct spin spin;
-    uint64_t spin_seen;  /* messages when it was last asked */
-    uint64_t bytes;          /* of all messages */
+    uint64_t spin_seen;  /* spin_work() when it was last asked */
+    uint64_t bytes;      /* of all messages */
     uint64_t now_ns;
     uint32_t changing;   /* the step being made holds changes, not messages (R3) */
     uint32_t stepping;   /* something is uncommitted */

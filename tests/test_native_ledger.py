@@ -122,3 +122,14 @@ def test_exactly_one_of_many_threads_frees(arena: Any) -> None:
     for thread in threads:
         thread.join()
     assert freed == [1] * rounds
+
+
+@given(uses=st.lists(st.integers(1, 50), min_size=1, max_size=20))
+def test_handles_of_a_chunk_follow_each_other(arena: Any, uses: list[int]) -> None:
+    """However many messages the chunk held before; and none of them was there before."""
+    seen: set[int] = set()
+    for count in uses:  # each time the chunk is taken anew
+        handles = [int(lib.arena_begin(arena, 0, n)) for n in range(count)]
+        assert handles == [handles[0] + n for n in range(count)]
+        assert not seen.intersection(handles)
+        seen.update(handles)
