@@ -19,6 +19,7 @@ ACTIVE: int = lib.CONN_ACTIVE
 CLOSED: int = lib.CONN_CLOSED
 CONNMGRS_MAX: int = lib.CONNTABLE_CONNMGRS_MAX
 assert CONNMGRS_MAX == names.CONNMGRS_MAX
+ASSIGNED_MEANWHILE = 64  # more than that between two looks, and there is a third
 _SLOT_BYTES: int = lib.conntable_bytes(1) - lib.conntable_bytes(0)
 
 
@@ -192,10 +193,14 @@ class ConnTable:
         return {slots[slot].uid: slot for slot in self._used(connmgr)}
 
     def _used(self, connmgr: int) -> list[int]:
-        count = lib.conntable_list(self.pointer, connmgr, 0, ffi.NULL)
-        found = ffi.new("uint32_t[]", count + 1)
-        count = min(count, lib.conntable_list(self.pointer, connmgr, count, found))
-        return list(found[0:count])
+        """Slots that were in use all the while are in it, whatever is assigned meanwhile."""
+        room = 0
+        while True:
+            found = ffi.new("uint32_t[]", room + 1)
+            count = lib.conntable_list(self.pointer, connmgr, room, found)
+            if count <= room:
+                return list(found[0:count])
+            room = count + ASSIGNED_MEANWHILE
 
     def _at(self, slot: int) -> Any:
         if not 0 <= slot < self.capacity:

@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from midair import ipc, names
 from midair.errors import LayoutError, MissingError
 from midair.runtime import Runtime
+from native import conntable, lib
 from native.conntable import ACTIVE, ASSIGNED, CLOSED, FREE, ConnTable
 
 CAPACITY = 6
@@ -60,6 +61,44 @@ def test_a_second_mapping_sees_the_same_and_goes_on_with_the_uids(instance_name:
     assert looking.counts()[:2] == [1, 1]
     looking.close()
     second.close()
+
+
+@pytest.mark.parametrize("meanwhile", [1, conntable.ASSIGNED_MEANWHILE + 1])
+def test_who_is_in_use_is_listed_whatever_is_assigned_meanwhile(
+    instance_name: str, monkeypatch: pytest.MonkeyPatch, meanwhile: int
+) -> None:
+    """A connmgr that starts ends whom it does not find, and a dispatcher does not wait for it."""
+    table = ConnTable.open(instance_name, 256, create=True)
+    table.reap()
+    given = [table.assign(0, 0, "1.2.3.4", 1, 0) for _ in range(200)]
+    assert given[-1] is not None
+    for low in given[:100]:
+        assert low is not None
+        table.set_state(low[0], CLOSED)
+    table.reap()
+
+    class Assigning:
+        """The table of another process, in which something happens after each look."""
+
+        looks = 0
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(lib, name)
+
+        def conntable_list(self, *args: object) -> int:
+            found = int(lib.conntable_list(*args))
+            if self.looks == 0:
+                for _ in range(meanwhile):
+                    assert table.assign(0, 0, "1.2.3.4", 1, 0) is not None
+            self.looks += 1
+            return found
+
+    monkeypatch.setattr(conntable, "lib", Assigning())
+    found = table.slots_by_uid(0)
+    monkeypatch.undo()
+    assert found[given[-1][1]] == given[-1][0]
+    assert len(found) == 100 + meanwhile
+    table.close()
 
 
 def test_an_assignment_taken_up_meanwhile_is_not_taken_back(instance_name: str) -> None:
