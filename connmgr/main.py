@@ -166,14 +166,15 @@ class Connmgr:
         Those it was assigned but never saw are adopted; those whose end had begun are let go.
         """
         slots = self.table.slots_by_uid(self.index)
+        given = self.keeper.give(list(slots))
         back = 0
-        for uid, fd in self.keeper.give(list(slots)):
+        for uid, fd in given:
             slot = slots[uid]
             try:
                 if self.engine.needs_socket(slot) == uid:
                     self.engine.readopt(slot, uid, fd)
                     back += 1
-                elif self.table.state(slot) == ASSIGNED:
+                elif self.table.is_assigned(slot, uid, self.index):
                     self.waiting.append((slot, uid, fd))
                     back += 1
                 else:
@@ -181,6 +182,9 @@ class Connmgr:
             except OSError as error:
                 self.log.warning("connection %d: %s", uid, error)
                 self.let_go(uid, fd)
+        for uid in slots.keys() - dict(given).keys():
+            if self.engine.needs_socket(slots[uid]) == uid:
+                self.log.warning("connection %d: lost, the keeper has no copy of its socket", uid)
         return back
 
     def fetch_overdue(self) -> None:

@@ -81,21 +81,33 @@ class Keeper:
         if self._unclaimed and time.monotonic() > self._unclaimed_until:
             wire.close_all(self.held.pop(uid) for uid in self._unclaimed)
             self._unclaimed.clear()
-        events = self._selector.select(RETRY_S if self._retry else timeout_s)
+        if self._retry:
+            timeout_s = RETRY_S
+        if any(peer.asked is not None for peer in self._peers.values()):
+            timeout_s = 0.0  # who asked while another was about to be answered
         self._retry = False
-        for key, mask in events:
+        self._read_all(timeout_s)
+        # Answered only after everything that had arrived is read: what a dead process sent
+        # before its successor asked lies in another connection, and must be in the answer. It
+        # may have come after we looked, and the question with it: so look again.
+        asking = [peer for peer in self._peers.values() if peer.asked is not None]
+        if asking:
+            self._read_all(0.0)
+        for peer in asking:
+            if peer.asked is not None:
+                self._answer(peer, peer.asked)
+                peer.asked = None
+        for peer in list(self._peers.values()):
+            if peer.answers:
+                self._write(peer)
+
+    def _read_all(self, timeout_s: float) -> None:
+        """Everything from everyone who has sent something, waiting for the first."""
+        for key, mask in self._selector.select(timeout_s):
             if key.fileobj is self._listener:
                 self._accept()
             elif (peer := self._peers.get(key.fd)) and mask & selectors.EVENT_READ:
                 self._read(peer)
-        # Answered only after everything that had arrived is read: what a dead process sent
-        # before its successor asked lies in another connection, and must be in the answer.
-        for peer in list(self._peers.values()):
-            if peer.asked is not None:
-                self._answer(peer, peer.asked)
-                peer.asked = None
-            if peer.answers:
-                self._write(peer)
 
     def _accept(self) -> None:
         while True:

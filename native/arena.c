@@ -169,9 +169,9 @@ void arena_close(struct arena_pool *p, uint32_t chunk)
 }
 
 /* A word of the chunk was completed. The state is read after the count is raised, and
- * arena_close reads the count after it has stored the state: one of the two looks. */
-/* The owner counts what it frees by itself; the others count together, and tell it when a chunk that
- * may be free by now is closed. */
+ * arena_close reads the count after it has stored the state: one of the two looks. The owner
+ * counts what it frees by itself; the others count together, and tell it when a chunk that may be
+ * free by now is closed. */
 static void hint(struct arena *a, struct arena_pool *pool, uint32_t chunk)
 {
     struct chunk *c = &a->chunks[chunk];
@@ -251,8 +251,10 @@ uint32_t arena_pool_recover(struct arena_pool *p)
             for (uint32_t next = a->chunks[chunk].next; next; next = a->chunks[next - 1].next)
                 atomic_store(&a->chunks[next - 1].state, CHUNK_CHAIN);
     for (uint32_t chunk = a->chunk_count; chunk-- > 0;)
-        if (chunk_state(a, chunk) == CHUNK_FREE)
+        if (chunk_state(a, chunk) == CHUNK_FREE) {
+            a->chunks[chunk].next = 0; /* a link of what is no chain any more has one */
             p->free[p->free_count++] = chunk;
+        }
     return a->chunk_count - p->free_count;
 }
 

@@ -239,12 +239,12 @@ int connmgr_fail(struct connmgr *cm, uint32_t slot, uint64_t uid, const char *te
     c->failed = 1;
     c->phase = PHASE_LINGER;
     c->linger_since = cm->now_ns;
-    input_drop(cm, c);
     output_append(cm, c, text, len);
     redo_put(&cm->redo, &cm->recs[slot].phase, c->phase | c->options | (uint64_t)c->ending << CONN_ENDING_SHIFT);
     output_put(cm);
     redo_commit(&cm->redo);
     CRASH(FAIL_COMMITTED);
+    input_drop(cm, c); /* not before: one that is open has its bytes (J2) */
     connmgr_ask(cm, c, ASK_CLOSE);
     output_flush(cm);
     return 0;

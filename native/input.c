@@ -66,37 +66,49 @@ void input_drop(struct connmgr *cm, struct conn *c)
 }
 
 /* A chain is made for a frame whose length is known: it is read off its control line again. */
-static int recover_need(struct connmgr *cm, struct conn *c)
+static uint32_t recover_need(struct connmgr *cm, const struct conn *c, uint32_t chunk, uint64_t len)
 {
     struct nats_limits limits = frames_limits(cm, c);
     struct nats_frame f;
-    uint64_t first = c->len < ARENA_CHUNK_BYTES ? c->len : ARENA_CHUNK_BYTES;
+    uint64_t first = len < ARENA_CHUNK_BYTES ? len : ARENA_CHUNK_BYTES;
 
-    if (nats_parse(input_bytes(cm, c), first, &limits, &f) != 0 || f.bytes <= ARENA_CHUNK_BYTES)
-        return -EBADMSG;
-    c->need = (uint32_t)f.bytes;
-    return 0;
+    if (nats_parse(arena_data(cm->pool.arena, chunk), first, &limits, &f) != 0 ||
+        f.bytes <= ARENA_CHUNK_BYTES || f.bytes < len)
+        return 0;
+    return (uint32_t)f.bytes;
 }
 
-/* After a crash: how much lies unparsed follows from what the kernel says was taken (J2). */
+/* After a crash: how much lies unparsed follows from what the kernel says was taken (J2). What is
+ * found must be able to be that: else nothing is touched, as it may be somebody else's by now. */
 int input_recover(struct connmgr *cm, struct conn *c, uint64_t taken)
 {
     const struct conn_rec *r = &cm->recs[c->slot];
-    uint32_t chunk = (uint32_t)(r->buffer >> 32) - 1;
+    const struct arena *a = cm->pool.arena;
+    uint32_t chunk = (uint32_t)(r->buffer >> 32) - 1, at = (uint32_t)r->buffer, need = 0;
 
-    if (taken < r->in_pos || (taken > r->in_pos && r->buffer == 0))
-        return -EBADMSG;
     if (taken == r->in_pos)
         return 0;
+    if (taken < r->in_pos || chunk >= a->chunk_count)
+        return -EBADMSG;
+    uint64_t len = taken - r->in_pos;
+    uint32_t state = atomic_load(&a->chunks[chunk].state);
+    int chained = a->chunks[chunk].next != 0;
+
+    if (state != CHUNK_OPEN && state != CHUNK_CLOSED)
+        return -EBADMSG;
+    if (chained && (at || !(need = recover_need(cm, c, chunk, len))))
+        return -EBADMSG;
+    if (!chained && at + len > ARENA_CHUNK_BYTES)
+        return -EBADMSG;
     c->chunk = chunk;
-    c->at = (uint32_t)r->buffer;
-    c->len = (uint32_t)(taken - r->in_pos);
-    c->chained = cm->pool.arena->chunks[chunk].next != 0;
-    c->own_chunk = c->chained;
+    c->at = at;
+    c->len = (uint32_t)len;
+    c->need = need;
+    c->chained = c->own_chunk = (uint8_t)chained;
     cm->bulk += c->own_chunk;
     count_begun(cm, c);
     arena_hold(&cm->pool, chunk);
-    return c->chained ? recover_need(cm, c) : 0;
+    return 0;
 }
 
 /* The PONG it was waiting for has come: what it said meanwhile is looked at, then it is read. */

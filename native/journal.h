@@ -7,9 +7,10 @@
  * Invariants:
  *   J1  A word marked "redo" changes only through the redo log; the others are single
  *       stores that are commit points of their own, named beside them.
- *   J2  The unparsed bytes of a connection are the stream bytes [in_pos, taken) and lie at
- *       `buffer`, contiguous (or along a chain); `recv` always lands right behind them.
- *       So after a crash the kernel's count of bytes taken says how many there are.
+ *   J2  The unparsed bytes of a connection in PHASE_OPEN are the stream bytes [in_pos, taken)
+ *       and lie at `buffer`, contiguous (or along a chain); `recv` always lands right behind
+ *       them. So after a crash the kernel's count of bytes taken says how many there are. In
+ *       other phases nothing is parsed, and `buffer` may name what is somebody else's.
  *   J3  A connection's pending output is the list out_head .. out_tail; segment i covers
  *       stream bytes [pos, next's pos), the last one [pos, out_end). Links past out_tail
  *       were not committed. The kernel's count of bytes given says how far it got. A block is

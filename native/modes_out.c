@@ -80,7 +80,8 @@ void modes_name_taken(struct connmgr *cm, const struct order *o)
     c->failed = 1;
     c->ending = CLOSE_NAME_TAKEN + 1;
     output_append(cm, c, name_taken, sizeof name_taken - 1);
-    redo_put(&cm->redo, &cm->recs[c->slot].phase, c->phase | c->options);
+    redo_put(&cm->redo, &cm->recs[c->slot].phase,
+             c->phase | c->options | (uint64_t)c->ending << CONN_ENDING_SHIFT);
 }
 
 void modes_name_taken_late(struct connmgr *cm, const struct order *o)

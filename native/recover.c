@@ -64,11 +64,13 @@ int connmgr_readopt(struct connmgr *cm, uint32_t slot, uint64_t uid, int fd)
     if (slot >= cm->journal->conns_high || c->uid != uid || !c->lost)
         return -ENOENT;
     int err = sockpos_read(fd, &in, &out);
-    if (!err)
+    if (!err && c->phase == PHASE_OPEN) /* of one that lingers nothing more is parsed (J2) */
         err = input_recover(cm, c, in - cm->recs[slot].in_base);
     if (err)
         return err;
     out -= cm->recs[slot].out_base;
+    if (c->phase == PHASE_LINGER && out == c->end + 1)
+        out--; /* our FIN: connmgr_linger() came so far */
     if (out < c->sent || out > c->end)
         return -EBADMSG;
     cm->stats.found_input += c->len;

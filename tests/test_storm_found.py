@@ -9,14 +9,17 @@ import contextlib
 import os
 import signal
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import posix_ipc
+import pytest
 from clients.stream import Stream, pub
-from conftest import Instance, eventually
+from conftest import PATIENCE_S, Instance, eventually
 
 from dispatcher.handoff import GUARDED, Client, Handoffs, cookie_of
 from midair import listeners, names, wire
@@ -27,6 +30,7 @@ from native.conntable import ACTIVE, ConnTable
 
 Make = Callable[..., Instance]
 CONNMGR = "connmgr/0"
+TCP_CLOSE_WAIT = 8  # of the kernel's tcp_states.h
 
 
 @contextlib.contextmanager
@@ -219,3 +223,119 @@ def test_a_slot_whose_client_left_during_the_hand_off_is_freed(instance_name: st
         it.table.set_state(served[0], ACTIVE)  # its hand-off was on the way after all
         it.handoffs.give_up(it.table, found.doubtful)
         assert [slot.uid for slot in it.table.used()] == [served[1]]
+
+
+def test_a_question_that_came_after_the_keeper_had_looked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer has what was sent before the question, however late the keeper looks.
+
+    It used to accept a connection made after it had looked, and to answer it at once, while what
+    another process had sent before lay unread.
+    """
+    path = str(tmp_path / "k")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(path)
+        listener.listen()
+        listener.setblocking(False)
+        keeper = Keeper(listener)
+        dispatcher, somebody, successor = (KeeperClient(path) for _ in range(3))
+        ours, theirs = socket.socketpair()
+        look = keeper._selector.select
+        looks = 0
+
+        def looking(timeout_s: float | None = None) -> Any:
+            nonlocal looks
+            found = look(timeout_s)
+            looks += 1
+            if looks == 1:  # what happens while the keeper does not run
+                assert dispatcher.hold([(7, ours.fileno())]) == 1
+                assert successor._send(wire.pack_uids(wire.GIVE, [7]))
+            return found
+
+        try:
+            dispatcher.check()
+            keeper.turn(0.0)
+            somebody.check()
+            monkeypatch.setattr(keeper._selector, "select", looking)
+            keeper.turn(0.0)
+            assert successor._socket is not None
+            successor._socket.settimeout(PATIENCE_S)
+            data, fds = wire.receive(successor._socket)
+            assert wire.unpack_uids(data) == (wire.HELD, [7])
+            wire.close_all(fds)
+        finally:
+            for end in (ours, theirs, dispatcher, somebody, successor, keeper):
+                end.close()
+
+
+def test_a_refused_client_gets_its_error_from_a_successor(make_midair: Make) -> None:
+    """The error is sent and so is our FIN, which the kernel counts: that is no byte too many.
+
+    The successor used to end the connection, with a reset if the client still sent something.
+    """
+    instance = make_midair(connmgrs=1)
+    client = Stream(instance.host, instance.port)
+    client.sync()
+    connmgr = instance.pid(CONNMGR)
+    client.send(b"NONSENSE\r\n")
+    table = ConnTable.attach(Runtime.create(instance.name))
+    state = struct.Struct("B")
+
+    def said_all() -> bool:
+        info = client.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)
+        return state.unpack(info)[0] == TCP_CLOSE_WAIT
+
+    eventually(said_all, "the error and the end are sent")
+    os.kill(connmgr, signal.SIGKILL)
+    eventually(lambda: restarted(instance, CONNMGR, connmgr), "the connmgr is up again")
+    client.send(b"more" * 1000)
+    assert [slot.state for slot in table.used()] == [ACTIVE]
+    client.send(b"more" * 1000)
+    assert client.line() == b"-ERR 'Unknown Protocol Operation'"
+    assert not client.fill()
+    assert " warning: connection " not in instance.stderr()
+    client.close()
+    table.close()
+
+
+def test_the_old_buffer_of_a_refused_client(make_midair: Make) -> None:
+    """Bytes that were refused are never parsed, but the kernel counts them as taken.
+
+    A successor used to look for them where they had been. By then that may be the middle of
+    somebody's large message, which was cut off there: its subscriber's connmgr died of it, and
+    so did every successor.
+    """
+    instance = make_midair(
+        '[limits]\nmax_payload = "4MiB"\n[connmgr]\narena_bytes = "8MiB"\n', connmgrs=1
+    )
+
+    def client() -> Stream:
+        return Stream(instance.host, instance.port)
+
+    refused = [client() for _ in range(4)]
+    others = [client() for _ in refused]
+    publisher, subscriber = client(), Stream(instance.host, instance.port, receive_buffer=4096)
+    subscriber.sub(b"large", b"1")
+    subscriber.sync()
+    for bad, other in zip(refused, others, strict=True):
+        bad.send(b"NONSENSE\r\n")
+        assert bad.line().startswith(b"-ERR ")
+        other.sync()
+        other.send(b"PUB nobody 3\r\n")  # its chunk stays in use, the next one gets another
+        publisher.send(pub(b"nobody", bytes(100_000)))
+        publisher.send(pub(b"nobody", bytes(100_000)))
+        publisher.sync()
+    for other in others:
+        other.send(b"abc\r\n")
+        other.sync()
+    body = os.urandom((4 << 20) - 1)
+    publisher.send(pub(b"large", body))
+    publisher.sync()
+    connmgr = instance.pid(CONNMGR)
+    os.kill(connmgr, signal.SIGKILL)
+    eventually(lambda: restarted(instance, CONNMGR, connmgr), "the connmgr is up again")
+    publisher.send(pub(b"large", body[:1000]))
+    assert [message.body for message in subscriber.take(2)] == [body, body[:1000]]
+    for stream in (publisher, subscriber, *refused, *others):
+        stream.close()

@@ -201,6 +201,7 @@ async def queue(load: Load, members: int = 4) -> None:
 
 async def churn(load: Load) -> None:
     """Clients that come, subscribe, ask, unsubscribe, misbehave and go."""
+    refused: list[Client] = []  # and still there: the server waits for them to go
     while not load.stopping.is_set():
         client = await load.open()
         me = b"%d.%d" % (load.seed, load.random.getrandbits(40))
@@ -219,11 +220,17 @@ async def churn(load: Load) -> None:
             raise BrokenPromise("churn: a message after UNSUB")
         if load.random.random() < 0.3:
             await misbehave(client)
+            refused.append(client)
+            if len(refused) <= 8:
+                continue
+            client = refused.pop(0)
         elif load.random.random() < 0.5:  # goes without reading what it has asked for
             body = b"PUB e.%s 100000\r\n%s\r\n" % (me, b"e" * 100_000)
             await client.send(b"SUB e.%s 4\r\n" % me + body * 60)
         await client.close()
         load.count("clients")
+    for client in refused:
+        await client.close()
 
 
 async def misbehave(client: Client) -> None:
