@@ -22,7 +22,7 @@ from midair.exits import Exit
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-DRIVER_MEMORY = "4g"
+DRIVER_MEMORY = "3g"
 # Below this much to read, most of the time would go into compiling every query twice, to Java and
 # then to good machine code.
 SMALL_BYTES = 64 << 20
