@@ -150,6 +150,7 @@ def run(mode: str, port: int, *, timeout: float = 60.0, **options: object) -> Ou
     try:
         if mode in NOT_LOOKED_AT:
             _await_end(process.pid, patience)
+            patience = 0.0
             placement.sample()
         while True:
             try:

@@ -182,9 +182,11 @@ class Connmgr:
             except OSError as error:
                 self.log.warning("connection %d: %s", uid, error)
                 self.let_go(uid, fd)
-        for uid in slots.keys() - dict(given).keys():
-            if self.engine.needs_socket(slots[uid]) == uid:
-                self.log.warning("connection %d: lost, the keeper has no copy of its socket", uid)
+        missing = slots.keys() - dict(given).keys()
+        lost = sorted(uid for uid in missing if self.engine.needs_socket(slots[uid]) == uid)
+        if lost:
+            some = ", ".join(map(str, lost[:10])) + (", ..." if len(lost) > 10 else "")
+            self.log.warning("%d connections lost, the keeper has no copy: %s", len(lost), some)
         return back
 
     def fetch_overdue(self) -> None:

@@ -190,7 +190,14 @@ class ConnTable:
     def slots_by_uid(self, connmgr: int) -> dict[int, int]:
         """uid -> slot of what `used` lists, without copying the rest: a start is in a hurry."""
         slots = self.pointer.slots
-        return {slots[slot].uid: slot for slot in self._used(connmgr)}
+        found = {}
+        for slot in self._used(connmgr):
+            uid = slots[slot].uid
+            # Closed when it was listed, it may be another connmgr's by now: see conntable_assign,
+            # which stores that before the uid.
+            if slots[slot].connmgr == connmgr:
+                found[uid] = slot
+        return found
 
     def _used(self, connmgr: int) -> list[int]:
         """Slots that were in use all the while are in it, whatever is assigned meanwhile."""

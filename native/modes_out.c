@@ -92,7 +92,7 @@ void modes_name_taken_late(struct connmgr *cm, const struct order *o)
         return;
     connmgr_set_reading(cm, c, 0);
     c->paused = c->awaiting = 0;
-    c->stuck_since = cm->now_ns;
+    c->linger_since = cm->now_ns;
     input_drop(cm, c);
     connmgr_ask(cm, c, ASK_CLOSE);
     CRASH(NAME_REFUSED);

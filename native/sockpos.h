@@ -3,7 +3,8 @@
  * taken = tcpi_bytes_received - SIOCINQ, given = tcpi_bytes_acked + SIOCOUTQ. The parts are
  * read by different calls and the peer goes on in between, so TCP_INFO is read before and
  * after the two ioctls, until the two agree. A FIN from the peer counts as a byte received
- * and is taken off again. Both counts are meaningful only relative to an
+ * and is taken off again; of a socket that was reset after its FIN that is known the first time it
+ * is read, and later readings are one too high. Both counts are meaningful only relative to an
  * earlier reading of the same socket.
  */
 #ifndef MIDAIR_SOCKPOS_H

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 import pytest
 from conftest import new_name
@@ -17,6 +18,25 @@ from native import conntable, lib
 from native.conntable import ACTIVE, ASSIGNED, CLOSED, FREE, ConnTable
 
 CAPACITY = 6
+
+
+class Meanwhile:
+    """The library, with something that another process does after a certain look at the table."""
+
+    def __init__(self, does: Callable[[], None], after: int) -> None:
+        self.does = does
+        self.after = after
+        self.looks = 0
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(lib, name)
+
+    def conntable_list(self, *args: object) -> int:
+        found = int(lib.conntable_list(*args))
+        self.looks += 1
+        if self.looks == self.after:
+            self.does()
+        return found
 
 
 def test_a_slot_keeps_what_it_was_given(instance_name: str) -> None:
@@ -77,27 +97,35 @@ def test_who_is_in_use_is_listed_whatever_is_assigned_meanwhile(
         table.set_state(low[0], CLOSED)
     table.reap()
 
-    class Assigning:
-        """The table of another process, in which something happens after each look."""
+    def assign() -> None:
+        for _ in range(meanwhile):
+            assert table.assign(0, 0, "1.2.3.4", 1, 0) is not None
 
-        looks = 0
-
-        def __getattr__(self, name: str) -> object:
-            return getattr(lib, name)
-
-        def conntable_list(self, *args: object) -> int:
-            found = int(lib.conntable_list(*args))
-            if self.looks == 0:
-                for _ in range(meanwhile):
-                    assert table.assign(0, 0, "1.2.3.4", 1, 0) is not None
-            self.looks += 1
-            return found
-
-    monkeypatch.setattr(conntable, "lib", Assigning())
+    monkeypatch.setattr(conntable, "lib", Meanwhile(assign, 1))
     found = table.slots_by_uid(0)
     monkeypatch.undo()
     assert found[given[-1][1]] == given[-1][0]
     assert len(found) == 100 + meanwhile
+    table.close()
+
+
+def test_a_slot_that_is_given_to_another_connmgr_meanwhile_is_not_listed(
+    instance_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever starts ends what it is given and does not know: not another's client."""
+    table = ConnTable.open(instance_name, 1, create=True)
+    table.reap()
+    assert table.assign(0, 0, "1.2.3.4", 1, 0) == (0, 1)
+    table.set_state(0, CLOSED)
+
+    def assign() -> None:
+        assert table.assign(1, 0, "1.2.3.4", 1, 0) == (0, 2)
+
+    monkeypatch.setattr(conntable, "lib", Meanwhile(assign, 2))
+    found = table.slots_by_uid(0)
+    monkeypatch.undo()
+    assert found == {}
+    assert table.slots_by_uid(1) == {2: 0}
     table.close()
 
 

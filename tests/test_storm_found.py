@@ -25,6 +25,7 @@ from dispatcher.handoff import GUARDED, Client, Handoffs, cookie_of
 from midair import listeners, names, wire
 from midair.keeper import Keeper
 from midair.keeper_client import KeeperClient
+from midair.runtime import ACTIVE as STATE_ACTIVE
 from midair.runtime import Runtime
 from native.conntable import ACTIVE, ConnTable
 
@@ -49,8 +50,11 @@ def descriptors(pid: int) -> int:
 
 
 def restarted(instance: Instance, component: str, old: int) -> bool:
-    row = instance.components().get(component)
-    return row is not None and row["pid"] != old and row["state"] == "active"
+    return any(
+        state.pid != old and state.state == STATE_ACTIVE
+        for state in Runtime.create(instance.name).states()
+        if names.component(state.role, state.index) == component
+    )
 
 
 def waiting(name: str) -> int:
