@@ -1,9 +1,9 @@
 """Short storms (docs/storms.md), and that their clients notice what they are there to notice.
 
 Method: tests/storm starts an instance and client processes, kills and upgrades parts of it for
-two minutes in all, and looks for lost, doubled, reordered or corrupted messages, dropped or refused
-connections and debris. The seed is printed; MIDAIR_SEED=N puts another in the place of the
-first. The same seed makes the same choices, not the same timing.
+a minute and a half in all, and looks for lost, doubled, reordered or corrupted messages, dropped
+or refused connections and debris. The seed is printed; MIDAIR_SEED=N puts another in the place of
+the first. The same seed makes the same choices, not the same timing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from storm.wire import BrokenError, Connection, Loop, NotGreetedError
 
 SEED = int(os.environ.get("MIDAIR_SEED", "1"))
 STORMS = {
-    "two connmgrs": Options(kills=1000, seed=SEED, minutes=1.5, connmgrs=2),
+    "two connmgrs": Options(kills=1000, seed=SEED, minutes=1.0, connmgrs=2),
     "one connmgr with standbys": Options(
         kills=1000, seed=SEED + 1, minutes=0.5, connmgrs=1, extra_config="standby = true\n"
     ),
