@@ -150,7 +150,7 @@ def test_the_numbers_on_the_page_are_those_of_the_tables(tmp_path: Path) -> None
     assert page.hidden == {"verdict-section", "difference-section"}
 
 
-def test_dark_and_printed(tmp_path: Path) -> None:
+def test_dark(tmp_path: Path) -> None:
     out, _ = report_of(SMALL)
     page = browse(out / "report.html", tmp_path, "--blink-settings=preferredColorScheme=0")
     assert page.root["data-theme"] == "dark"

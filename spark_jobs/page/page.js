@@ -408,10 +408,12 @@
   $("stage").append(...data.stages.map((s) => new Option(s.name, s.name, false, s.name === stage)));
   $("stage").addEventListener("change", () => { stage = $("stage").value; render(); });
   let before = null;
+  /* Paper is as wide as a chart may be, and Plotly.Plots.resize() would come too late for it. */
+  const PAPER = 680;
   addEventListener("beforeprint", () => { before = root.dataset.theme; setTheme("light"); render();
-    for (const id of charts) Plotly.Plots.resize($(id)); });
+    for (const id of charts) Plotly.relayout($(id), { autosize: false, width: PAPER }); });
   addEventListener("afterprint", () => { if (before) setTheme(before); render();
-    for (const id of charts) Plotly.Plots.resize($(id)); });
+    for (const id of charts) Plotly.relayout($(id), { autosize: true, width: null }); });
   render();
   root.dataset.ready = "yes";
   if (data.live) {
