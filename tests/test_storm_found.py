@@ -45,6 +45,16 @@ def stopped(pid: int) -> Iterator[None]:
             os.kill(pid, signal.SIGCONT)
 
 
+@contextlib.contextmanager
+def keeper_at(path: str) -> Iterator[Keeper]:
+    """A keeper in this process, which runs when its turn() is called."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(path)
+        listener.listen()
+        listener.setblocking(False)
+        yield Keeper(listener)
+
+
 def descriptors(pid: int) -> int:
     return len(list(Path(f"/proc/{pid}/fd").iterdir()))
 
@@ -127,11 +137,7 @@ def test_a_socket_that_was_dropped_before_it_was_held(tmp_path: Path) -> None:
     It used to hold the socket for ever.
     """
     path = str(tmp_path / "k")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-        listener.bind(path)
-        listener.listen()
-        listener.setblocking(False)
-        keeper = Keeper(listener)
+    with keeper_at(path) as keeper:
         connmgr, dispatcher = KeeperClient(path), KeeperClient(path)
         ours, theirs = socket.socketpair()
         try:
@@ -238,11 +244,7 @@ def test_a_question_that_came_after_the_keeper_had_looked(
     another process had sent before lay unread.
     """
     path = str(tmp_path / "k")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-        listener.bind(path)
-        listener.listen()
-        listener.setblocking(False)
-        keeper = Keeper(listener)
+    with keeper_at(path) as keeper:
         dispatcher, somebody, successor = (KeeperClient(path) for _ in range(3))
         ours, theirs = socket.socketpair()
         look = keeper._selector.select
