@@ -42,6 +42,7 @@ class Page(HTMLParser):
         self.values: list[str] = []
         self.root: dict[str, str | None] = {}
         self.hidden: set[str] = set()
+        self.charts: list[float] = []  # how wide each is drawn
         self._table = self._id = ""
         self._body = False
         self.feed(text)
@@ -59,6 +60,8 @@ class Page(HTMLParser):
             self.tables[self._table].append([])
         elif tag == "td":
             self.tables[self._table][-1].append(("", found.get("data-value")))
+        if tag == "svg" and found.get("class") == "main-svg" and found.get("style"):
+            self.charts.append(float(found.get("width") or 0))
         if "hidden" in found:
             self.hidden.add(str(found.get("id")))
         self._id = str(found.get("id") or "")
@@ -154,6 +157,18 @@ def test_dark(tmp_path: Path) -> None:
     out, _ = report_of(SMALL)
     page = browse(out / "report.html", tmp_path, "--blink-settings=preferredColorScheme=0")
     assert page.root["data-theme"] == "dark"
+
+
+def test_printed_charts_are_as_wide_as_paper(tmp_path: Path) -> None:
+    out, _ = report_of(SMALL)
+    text = (out / "report.html").read_text(encoding="utf-8")
+    printing = '<script>dispatchEvent(new Event("beforeprint"))</script></body>'
+    assert text.count("</body>") == 1
+    (tmp_path / "printing.html").write_text(text.replace("</body>", printing), encoding="utf-8")
+    page = browse(tmp_path / "printing.html", tmp_path, "--window-size=1600,900")
+    assert page.root["data-theme"] == "light"
+    assert page.charts
+    assert set(page.charts) == {680.0}
 
 
 def test_the_page_needs_nothing_from_elsewhere() -> None:
