@@ -42,12 +42,18 @@ class RigError(Exception):
 
 
 class Rig:
-    """Turns of the connection manager and of the router, one at a time."""
+    """Turns of the connection manager and of the router, one at a time.
 
-    def __init__(self) -> None:
+    `flow_leases`: whether decisions of the router are repeated; else it is asked about everything.
+    """
+
+    def __init__(self, flow_leases: bool = False) -> None:
+        self.flow_leases = flow_leases
         self.instance = f"rig-{os.getpid()}"
         self._queues: list[ipc.Queue] = []
         self._clients: dict[socket.socket, int] = {}  # and the descriptor of the other end
+        self._uids: dict[socket.socket, int] = {}
+        self._left: set[int] = set()  # uids of those that may go
         self._runtime = Runtime.create(self.instance)
         try:
             self._open()
@@ -93,6 +99,7 @@ class Rig:
             max_messages_s=limits.max_messages_per_s,
             max_bytes_s=limits.max_bytes_per_s,
             rate_closes=limits.rate_action == "close",
+            flow_leases=self.flow_leases,
             slow=[native.SLOW.index(policy) for policy in CONFIG.slow_consumers],
         )
         chunks = native.arena_chunks(CONFIG.connmgr.arena_bytes)
@@ -124,11 +131,12 @@ class Rig:
 
     def turn_connmgr(self) -> None:
         """Reads what clients sent and does what the router ordered, as far as there is any."""
-        for event in self.connmgr.turn(0):
+        events = self.connmgr.turn(0)
+        for event in events:  # an answer may bring more of them
             if event.type == native.CONNECT:
                 client = connect.parse(event.data, event.code)
-                self.connmgr.connected(event.slot, event.uid, client.options, client.name)
-            elif event.type in (native.REFUSED, native.CLOSED):
+                events += self.connmgr.connected(event.slot, event.uid, client.options, client.name)
+            elif event.type in (native.REFUSED, native.CLOSED) and event.uid not in self._left:
                 raise RigError(f"a client was refused: {event}")
 
     def turn_router(self) -> None:
@@ -158,12 +166,19 @@ class Rig:
             got += client.recv(length - len(got))
         return got
 
+    def peek(self, client: socket.socket) -> bytes:
+        """What has arrived, which may be nothing."""
+        got = b""
+        while select.select([client], [], [], 0)[0]:
+            got += client.recv(1 << 20)
+        return got
+
     def drain(self) -> None:
         """Turns until every message that came in has been routed and written."""
         for _ in range(TURNS_MAX):
             ours, theirs = self.connmgr.stats(), self.router.stats()
-            routed = ours["messages_in"] == theirs["messages"]
-            if routed and ours["messages_out"] == theirs["deliveries"]:
+            routed = ours["messages_in"] == theirs["messages"] + ours["repeated"]
+            if routed and self.live() == 0:
                 return
             self.turn_router()
             self.turn_connmgr()
@@ -175,11 +190,21 @@ class Rig:
         for _ in range(TURNS_MAX):
             self.turn_connmgr()
             self.turn_router()
-            while select.select([client], [], [], 0)[0]:
-                got += client.recv(1 << 20)
+            got += self.peek(client)
             if got.endswith(end):
                 return got
         raise RigError(f"after {TURNS_MAX} turns a client has only {got[-200:]!r}")
+
+    def leave(self, client: socket.socket) -> None:
+        """Closes the connection; returns when connmgr and router have heard of it."""
+        count = self.connmgr.connections
+        self._left.add(self._uids.pop(client))
+        del self._clients[client]
+        client.close()
+        while self.connmgr.connections == count:
+            self.turn_connmgr()
+        self.turn_connmgr()
+        self.turn_router()
 
     def live(self) -> int:
         """Messages that are still in memory."""
@@ -197,6 +222,7 @@ class Rig:
         assigned = self._table.assign(0, 0, address[0], address[1], time.time_ns())
         if assigned is None:
             raise RigError("the connection table is full")
+        self._uids[client] = assigned[1]
         self.connmgr.adopt(*assigned, server.detach())
         self.send(client, CONNECT + b"".join(line + b"\r\n" for line in (*lines, b"PING")))
         self.settle(client, b"PONG\r\n")

@@ -99,6 +99,7 @@ class Connmgr:
             ping_max=limits.ping_max,
             spin_ns=config.latency.spin_ns,
             spin_adaptive=config.latency.spin_adaptive,
+            flow_leases=config.latency.flow_leases,
             max_messages_s=limits.max_messages_per_s,
             max_bytes_s=limits.max_bytes_per_s,
             rate_closes=limits.rate_action == "close",

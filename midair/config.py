@@ -122,6 +122,7 @@ SPIN_AUTO_US = 300
 class Latency:
     spin_us: int | str = _key(AUTO, "auto", 0, 10_000)
     pin: bool = _key(False, "boolean")
+    flow_leases: bool = _key(True, "boolean")  # decisions of the router are repeated
     pace_local: bool = _key(False, "boolean")  # clients on this machine, as the kernel would
 
     @property

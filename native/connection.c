@@ -203,6 +203,8 @@ int connmgr_connected(struct connmgr *cm, uint32_t slot, uint64_t uid, uint32_t 
         return -EBADMSG;
     c->paused = 0;
     c->options = options | CONN_CONNECTED;
+    c->has_flow = 0; /* decided for a sender with other options, perhaps (F2) */
+    flow_never(c);
     memset(cm->recs[slot].name, 0, JOURNAL_NAME_MAX);
     memcpy(cm->recs[slot].name, name, name_len);
     c->at += (uint32_t)f.bytes;

@@ -60,6 +60,7 @@ int connmgr_open(const struct connmgr_conf *conf, struct journal *journal, struc
     cm->subs = journal_subs(journal);
     cm->segs = journal_segs(journal);
     cm->conns = reserve((uint64_t)journal->conns * sizeof(struct conn));
+    cm->flows = reserve((uint64_t)journal->conns * sizeof(struct flow));
     cm->links = reserve((uint64_t)journal->subs * sizeof(struct sub_link));
     cm->sub_hash = reserve((uint64_t)hash * 4);
     cm->sub_hash_mask = hash - 1;
@@ -73,7 +74,7 @@ int connmgr_open(const struct connmgr_conf *conf, struct journal *journal, struc
     cm->epoll = epoll_create1(EPOLL_CLOEXEC);
     cm->epoll_in = epoll_create1(EPOLL_CLOEXEC);
     cm->epoll_out = epoll_create1(EPOLL_CLOEXEC);
-    if (!cm->conns || !cm->links || !cm->sub_hash || !cm->sub_free || !cm->sub_due || !cm->seg_free ||
+    if (!cm->conns || !cm->flows || !cm->links || !cm->sub_hash || !cm->sub_free || !cm->sub_due || !cm->seg_free ||
         !cm->block_free || !cm->block_users || !cm->let_go || !cm->scratch || cm->epoll < 0 ||
         cm->epoll_in < 0 || cm->epoll_out < 0)
         return -ENOMEM;
@@ -84,6 +85,7 @@ int connmgr_open(const struct connmgr_conf *conf, struct journal *journal, struc
     stalled_open(cm);
     cm->asked_first = cm->asked_last = cm->held_first = CONNMGR_NONE;
     cm->fill_chunk = CONNMGR_NONE;
+    cm->flows_on = conf->flow_leases && conf->connmgrs == 1; /* F1 */
     batch_out_open(&cm->refs, &journal->refs, refs_queue, (uint8_t)conf->index);
     if (connmgr_epoll(cm->epoll, orders_queue, EPOLLIN, TAG_ORDERS) || connmgr_epoll(cm->epoll, refs_queue, 0, TAG_REFS) ||
         connmgr_epoll(cm->epoll, cm->epoll_in, EPOLLIN, TAG_IN) || connmgr_epoll(cm->epoll, cm->epoll_out, EPOLLIN, TAG_OUT))
@@ -243,6 +245,7 @@ static void write_ready(struct connmgr *cm)
  * Returns how many were read. */
 static int read_ready(struct connmgr *cm)
 {
+    uint64_t most = cm->made + CONNMGR_MADE_A_TURN;
     int count = 0;
 
     if (cm->ready_at == cm->ready_count) {
@@ -252,7 +255,8 @@ static int read_ready(struct connmgr *cm)
             cm->ready_count = 0;
     }
     for (; cm->ready_at < cm->ready_count; cm->ready_at++) {
-        if (cm->event_count > CONNMGR_EVENTS_MAX / 2 || batch_out_room(&cm->refs) <= BATCH_RING - CONNMGR_REFS_AHEAD)
+        if (cm->event_count > CONNMGR_EVENTS_MAX / 2 || batch_out_room(&cm->refs) <= BATCH_RING - CONNMGR_REFS_AHEAD ||
+            cm->made > most)
             break;
         struct conn *c = &cm->conns[cm->ready[cm->ready_at].data.u32];
 

@@ -16,6 +16,7 @@
  *   output.c      segments and blocks of pending output, writing
  *   orders.c      a batch of orders: one step, and relinquishing
  *   deliver.c     messages to the output of those who get them
+ *   flow.c        decisions of the router that are repeated
  *   modes_in.c    headers and subjects to modes
  *   modes_out.c   orders of modes to deliveries
  *   trace.c       records of deliveries
@@ -53,6 +54,9 @@
 #define CONNMGR_CHUNKS_FEW 64u        /* free chunks below which they are filled to the end */
 #define CONNMGR_CHUNKS_COMPACT 4u     /* of those, kept for moving unfinished frames together */
 #define MODES_HEADER_MAX 4096u        /* bytes of a header block that are searched for a mode */
+#define FLOW_SUBS_MAX 16u
+#define FLOW_SUBJECT_MAX 128u
+#define FLOW_NEVER UINT64_MAX
 #define CONNMGR_DISCARD_NS 2000000000ULL /* how long a lingering peer may keep us waiting */
 
 enum connmgr_event_type {
@@ -108,6 +112,7 @@ struct connmgr_conf {
     uint32_t ping_max;
     uint32_t spin_adaptive;
     uint64_t spin_ns;           /* see spin.h */
+    uint32_t flow_leases;       /* 1: decisions of the router are repeated (flow.c) */
     uint64_t max_messages_s, max_bytes_s; /* from one connection, each second; 0: none */
     uint32_t rate_closes;                 /* 1: who sends more is closed; 0: read later */
     uint8_t slow[CONNMGR_LISTENERS_MAX];  /* enum slow_policy of each listener */
@@ -120,6 +125,7 @@ struct connmgr_stats { /* only grow */
     uint64_t throttled;  /* times a connection was over its rate, and not read for a while */
     uint64_t held;       /* times one was not read because a consumer was crowded */
     uint64_t dropped;    /* messages left out by SLOW_DROP */
+    uint64_t repeated;   /* messages delivered as the router had decided before (flow.c) */
     uint64_t closed[CLOSE_REASONS];
     uint64_t refused[NATS_ERRORS]; /* frames answered with -ERR, by -enum nats_error */
     /* what a start found of its predecessor's work, and repaired */
@@ -179,6 +185,23 @@ struct conn {
     uint32_t pings;       /* unanswered */
     uint32_t pass;        /* the last one it was read in */
     uint32_t run;         /* the last one it was a recipient of (deliver.c) */
+    /* what it published: see flow.c */
+    uint8_t has_flow;      /* connmgr.flows has one for it */
+    uint8_t routing;       /* messages of it are with the router, */
+    uint64_t routed_last;  /* and this is the last of them; */
+    uint64_t routed_subscribed; /* connmgr.subscribed as it was then, or FLOW_NEVER */
+};
+
+struct flow { /* see flow.c */
+    uint64_t subscribed; /* connmgr.subscribed when it was decided */
+    uint16_t subject_len, count;
+    uint32_t subs[FLOW_SUBS_MAX];
+    char subject[FLOW_SUBJECT_MAX];
+};
+
+struct flow_mark { /* how far the references were before a step */
+    uint64_t seq, subscribed, modes;
+    uint32_t bytes;
 };
 
 enum stalled_list {
@@ -277,6 +300,12 @@ struct connmgr {
     uint8_t *scratch;
     uint32_t conn_count;
 
+    int flows_on;
+    uint64_t subscribed;  /* subscriptions that the router was told of */
+    struct flow *flows;   /* by slot of the publisher */
+    uint64_t modes;       /* messages of a mode that the router was told of */
+    struct batch flow_orders;
+
     struct trace trace;
     struct connmgr_event events[CONNMGR_EVENTS_MAX];
     uint32_t event_count;
@@ -373,6 +402,7 @@ void output_write(struct connmgr *cm, struct conn *c);
 void output_resume(struct connmgr *cm, struct conn *c);
 void output_drop(struct connmgr *cm, struct conn *c);
 int output_make_room(struct connmgr *cm);
+int output_has_room(const struct connmgr *cm); /* there is nothing to be made */
 void output_recover(struct connmgr *cm);
 
 void held_charge(struct connmgr *cm, struct conn *c, uint64_t messages, uint64_t bytes);
@@ -389,6 +419,18 @@ void slow_recover(struct connmgr *cm, struct conn *c);
 void slow_send_holds(struct connmgr *cm);
 
 int orders_process(struct connmgr *cm, const struct batch *b);
+
+struct flow_mark flow_mark(const struct connmgr *cm); /* at the beginning of a step of input */
+/* Messages `first` and on of the chunk were taken: delivers them as it was decided before. Then there is
+ * nothing to tell the router, and chunk_messages says how many of them are to be committed: all or none.
+ * 0: nothing was done. */
+int flow_repeat(struct connmgr *cm, struct conn *c, const struct flow_mark *m, uint32_t chunk, uint32_t first);
+/* What the router says about the last messages of this connection is not to be repeated. */
+static inline void flow_never(struct conn *c) { c->routed_subscribed = FLOW_NEVER; }
+/* The router is asked about the messages before `last`. */
+void flow_asked(struct connmgr *cm, struct conn *c, const struct flow_mark *m, uint32_t chunk, uint32_t last);
+/* The orders of a batch are carried out, and their messages still there. `last_at`: of the last delivery. */
+void flow_learn(struct connmgr *cm, const struct batch *b, uint32_t last_at);
 
 /* Carries out the ORDER_DELIVER or ORDER_RUN at `at` and those after it for the same recipients. Returns where the
  * next order is. */

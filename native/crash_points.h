@@ -27,6 +27,7 @@ CRASH_POINT(CHAIN_WHOLE, "chain.whole", "connmgr")       /* all of it, not commi
 /* deliver.c, orders.c, arena.c: deliveries and letting go */
 CRASH_POINT(COUNT_BASE, "count.base", "connmgr")                     /* old count kept, not for this batch */
 CRASH_POINT(COUNT_STAMP, "count.stamp", "connmgr")                   /* kept for it, nothing counted yet */
+CRASH_POINT(FLOW_APPLIED, "flow.applied", "connmgr")                 /* delivered as before, not committed */
 CRASH_POINT(ORDERS_APPLIED, "orders.applied", "connmgr")             /* outputs appended, not committed */
 CRASH_POINT(ORDERS_COMMITTED, "orders.committed", "connmgr")         /* committed, nothing relinquished */
 CRASH_POINT(ORDERS_RELINQUISHING, "orders.relinquishing", "connmgr") /* some messages relinquished */

@@ -73,8 +73,10 @@ static void add_mode(struct connmgr *cm, struct conn *c, const uint8_t *p, const
                                          (c->options & CONN_NO_ECHO ? REF_NO_ECHO : 0))};
     memcpy(r->text, p + f->subject, f->subject_len);
     memcpy(r->text + f->subject_len, p + f->reply, reply);
-    if (has)
+    if (has) {
         memcpy(r->text + batch_pad(f->subject_len + reply), &mode, sizeof(mode));
+        cm->modes++;
+    }
 }
 
 static inline void fill_entry(const struct connmgr *cm, const struct conn *c, struct arena_entry *e,
@@ -198,6 +200,7 @@ static void subscribe(struct connmgr *cm, struct conn *c, const uint8_t *p, cons
         }
         append_ref(cm, c, REF_SUBSCRIBE, sub_handle(cm, sub), p + f->subject, f->subject_len,
                    p + f->queue, f->queue_len);
+        cm->subscribed++;
     }
     if (c->options & CONN_VERBOSE)
         say(cm, c, "+OK\r\n");

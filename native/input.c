@@ -361,7 +361,7 @@ static void count_pass(struct connmgr *cm, struct conn *c)
 
 void input_receive(struct connmgr *cm, struct conn *c)
 {
-    uint32_t before = cm->fill_at;
+    uint32_t before = cm->fill_at, chunk = c->chunk, kept = cm->chunk_messages[chunk];
     int shared = c->chunk == cm->fill_chunk;
     ssize_t got = receive(cm, c);
 
@@ -392,7 +392,7 @@ void input_receive(struct connmgr *cm, struct conn *c)
     /* Nothing of it was kept: the next read may use the same bytes. */
     if (cm->conf.max_messages_s || cm->conf.max_bytes_s)
         held_charge(cm, c, cm->stats.messages_in - messages, (uint64_t)got);
-    if (shared && messages == cm->stats.messages_in && c->chunk == CONNMGR_NONE &&
+    if (shared && cm->chunk_messages[chunk] == kept && c->chunk == CONNMGR_NONE &&
         cm->fill_at == before + (uint32_t)got)
         cm->fill_at = before;
 }
@@ -411,13 +411,18 @@ void input_commit(struct connmgr *cm, struct conn *c)
     redo_commit(&cm->redo);
 }
 
-static void commit_messages(struct connmgr *cm, struct conn *c, uint32_t chunk, uint32_t first)
+/* The messages from `first` on, and all else of the step that began at the mark. */
+static void commit_messages(struct connmgr *cm, struct conn *c, const struct flow_mark *m, uint32_t chunk,
+                            uint32_t first)
 {
-    uint32_t last = chunk == CONNMGR_NONE ? 0 : cm->chunk_messages[chunk];
+    uint32_t last = cm->chunk_messages[chunk];
 
     if (last > first) {
-        redo_put_arena(&cm->redo, arena_messages(cm->pool.arena, chunk), last);
         c->messages_in += last - first;
+        if (!flow_repeat(cm, c, m, chunk, first))
+            flow_asked(cm, c, m, chunk, last);
+        if (cm->chunk_messages[chunk] > first)
+            redo_put_arena(&cm->redo, arena_messages(cm->pool.arena, chunk), last);
     }
     input_commit(cm, c);
 }
@@ -426,6 +431,7 @@ static void commit_messages(struct connmgr *cm, struct conn *c, uint32_t chunk, 
 void input_parse(struct connmgr *cm, struct conn *c)
 {
     uint32_t chunk = c->chunk, first = cm->chunk_messages[chunk];
+    struct flow_mark mark = flow_mark(cm);
     int wait = 0;
 
     count_begun(cm, c);
@@ -452,7 +458,7 @@ void input_parse(struct connmgr *cm, struct conn *c)
     CRASH(INPUT_PARSED);
     if (c->chained)
         CRASH(CHAIN_WHOLE);
-    commit_messages(cm, c, chunk, first);
+    commit_messages(cm, c, &mark, chunk, first);
     CRASH(INPUT_COMMITTED);
     if (c->len == 0)
         forget_buffer(cm, c);

@@ -93,6 +93,8 @@ static inline void set_open(struct connmgr *cm, uint32_t source, uint64_t handle
 {
     if (cm->open_handle[source] == handle)
         return;
+    if (cm->open_handle[source] && source == cm->conf.index) /* what it closes is not all there was (F2) */
+        flow_never(&cm->conns[arena_entries(cm->pool.arena)[handle_entry(cm->open_handle[source])].conn]);
     cm->open_handle[source] = handle;
     redo_put(&cm->redo, &cm->journal->open_handle[source], handle);
 }
@@ -105,14 +107,15 @@ static inline void delivered(struct connmgr *cm, const struct order *o)
         note(cm, o);
 }
 
-/* Those for the same recipients go together. Returns where the next order is. */
-static uint32_t apply_deliveries(struct connmgr *cm, const struct batch *b, uint32_t at)
+/* Those for the same recipients go together. Returns where the next order is, and where the last of them was. */
+static uint32_t apply_deliveries(struct connmgr *cm, const struct batch *b, uint32_t at, uint32_t *ret_last)
 {
     uint32_t next = deliver_orders(cm, b, at, (uint32_t)b->seq);
 
     while (at < next) {
         const struct order *o = batch_order(b, at);
 
+        *ret_last = at;
         delivered(cm, o);
         at += o->type == ORDER_DELIVER ? order_list_bytes(o->count) : order_bytes(o);
     }
@@ -211,6 +214,7 @@ int orders_process(struct connmgr *cm, const struct batch *b)
     struct journal *j = cm->journal;
     int redo = j->applied == b->seq; /* committed before a crash */
     int late = 0;
+    uint32_t last = b->bytes;
 
     trace_batch(cm, b);
     for (uint32_t at = BATCH_HEAD; at < b->bytes;) {
@@ -220,7 +224,7 @@ int orders_process(struct connmgr *cm, const struct batch *b)
         if (next > b->bytes)
             return -EBADMSG;
         if (!redo && ((o->type & ~ORDER_MORE) == ORDER_DELIVER || o->type == ORDER_RUN)) {
-            at = apply_deliveries(cm, b, at);
+            at = apply_deliveries(cm, b, at, &last);
             continue;
         }
         at = next;
@@ -239,6 +243,7 @@ int orders_process(struct connmgr *cm, const struct batch *b)
         redo_put(&cm->redo, &j->applied, b->seq);
         redo_commit(&cm->redo);
         CRASH(ORDERS_COMMITTED);
+        flow_learn(cm, b, last);
     }
     relinquish_all(cm, redo);
     CRASH(ORDERS_RELINQUISHED);

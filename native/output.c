@@ -377,12 +377,17 @@ void output_drop(struct connmgr *cm, struct conn *c)
     leave_block(cm, c);
 }
 
+int output_has_room(const struct connmgr *cm)
+{
+    return blocks_left(cm) >= OUTPUT_BLOCKS_KEPT && segs_left(cm) >= OUTPUT_SEGS_KEPT;
+}
+
 /* Before a batch is begun: see the bound at the top. 1 if a connection had to go. */
 int output_make_room(struct connmgr *cm)
 {
     int ended = 0;
 
-    while (blocks_left(cm) < OUTPUT_BLOCKS_KEPT || segs_left(cm) < OUTPUT_SEGS_KEPT) {
+    while (!output_has_room(cm)) {
         struct conn *worst = NULL;
 
         for (uint32_t i = 0; i < cm->journal->conns_high; i++) {

@@ -134,6 +134,7 @@ void trace_batch(struct connmgr *cm, const struct batch *b)
     struct trace *t = &cm->trace;
 
     t->batch_first = t->contexts_made + 1;
+    t->salt = 0;
     t->batch_bytes = b->bytes;
     t->instructed_ns = b->closed_ns;
 }
@@ -159,6 +160,26 @@ void trace_mark(struct connmgr *cm, const struct order *o)
         .round_messages = m->round_messages,
         .source_generation = m->source_generation,
         .router_generation = m->router_generation,
+    };
+}
+
+/* All that the way to the router and back took is nothing, and no router had to do with it. */
+void trace_flow(struct connmgr *cm, uint32_t messages)
+{
+    struct trace *t = &cm->trace;
+    uint64_t now = connmgr_clock_ns();
+    uint32_t number = t->batch_first = ++t->contexts_made;
+
+    t->salt = (cm->stats.repeated + 1) * 0x9e3779b97f4a7c15ULL;
+    t->about[cm->conf.index] = number;
+    t->contexts[number % TRACE_CONTEXTS] = (struct trace_context){
+        .number = number,
+        .run = (uint32_t)(t->word >> 32),
+        .queued_ns = now,
+        .routed_ns = now,
+        .instructed_ns = now,
+        .round_messages = messages,
+        .source_generation = t->generation,
     };
 }
 
@@ -308,7 +329,7 @@ void trace_deliver(struct connmgr *cm, const struct conn *c, struct trace_part p
 
     if (about - t->batch_first >= t->contexts_made + 1 - t->batch_first) { /* of an earlier batch */
         for (; left; left--, part.handle++)
-            t->ring->unmarked += (uint64_t)sampled(part.handle, t->on);
+            t->ring->unmarked += (uint64_t)sampled(part.handle ^ t->salt, t->on);
         return;
     }
     if (t->on == 1) {
@@ -316,7 +337,7 @@ void trace_deliver(struct connmgr *cm, const struct conn *c, struct trace_part p
         return;
     }
     for (part.count = 1; left; left--, part.handle++, part.end += part.bytes)
-        if (sampled(part.handle, t->on))
+        if (sampled(part.handle ^ t->salt, t->on))
             begin(cm, c, &part, about);
 }
 

@@ -125,6 +125,7 @@ struct trace { /* private to the connmgr */
     uint64_t instructed_ns; /* of the batch of orders being processed */
     uint32_t batch_bytes;
     uint32_t batch_first;   /* number of the first context of that batch */
+    uint64_t salt;          /* of the choice of messages: 0, or of a flow, whose handles are used again at once */
     uint32_t contexts_made; /* number of the last context */
     uint64_t round_from;    /* messages_in when the round began */
     uint32_t about[LEDGER_CONNMGRS_MAX]; /* number of the context of a connmgr's messages */
@@ -170,6 +171,7 @@ int trace_open(struct connmgr *cm, struct trace_ring *ring, const struct trace_c
 void trace_switch(struct connmgr *cm, uint64_t word);
 void trace_batch(struct connmgr *cm, const struct batch *b);
 void trace_mark(struct connmgr *cm, const struct order *o);
+void trace_flow(struct connmgr *cm, uint32_t messages); /* that the router is not asked about (flow.c) */
 struct trace_part { /* deliveries of messages in a row, alike but for their bodies */
     uint64_t handle; /* of the first */
     uint64_t end;    /* of its bytes in the stream of its connection */

@@ -62,6 +62,7 @@ def test_every_value_can_be_written_and_read_back() -> None:
         [latency]
         spin_us = 20
         pin = true
+        flow_leases = false
         pace_local = true
         [manager]
         restart_limit = 9

@@ -296,7 +296,7 @@ def test_rules_are_numbered_without_gaps() -> None:
     numbers: dict[str, list[int]] = {}
     for name in rules():
         numbers.setdefault(name[0], []).append(int(name[1:]))
-    assert set(numbers) == set("SLAJRBT")
+    assert set(numbers) == set("SLAJRBFT")
     assert all(found == list(range(1, len(found) + 1)) for found in numbers.values())
 
 
@@ -306,7 +306,9 @@ def test_rules_cited_exist(path: Path) -> None:
         assert cited(read(path)) <= set(rules())
 
 
-@pytest.mark.parametrize(("prefix", "header"), [("J", "journal.h"), ("R", "routing.h")])
+@pytest.mark.parametrize(
+    ("prefix", "header"), [("J", "journal.h"), ("R", "routing.h"), ("F", "flow.c")]
+)
 def test_rules_of_headers_are_here_word_for_word(prefix: str, header: str) -> None:
     comment = read(ROOT / "native" / header).split("*/")[0]
     text = re.sub(r"^ \* ?", "", comment, flags=re.M)

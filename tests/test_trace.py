@@ -165,6 +165,36 @@ def test_sampling_takes_whole_messages_and_changes_at_run_time(
     assert "tracer" not in now
 
 
+def test_a_message_that_the_router_was_not_asked_about(make_midair: Make, tmp_path: Path) -> None:
+    """Its record says so. Such messages have one handle, and are sampled all the same."""
+    midair = make_midair(connmgrs=1)
+    with streams(midair, 3) as (sender, *readers):
+        for reader in readers:
+            reader.sub(b"s", b"1")
+            reader.sync()
+
+        def send(count: int) -> None:
+            for _ in range(count):
+                sender.send(pub(b"s", b"x"))
+                for reader in readers:
+                    take(reader, 1)
+
+        send(1)
+        trace(midair, "on", "--sample", "1/1", "--run", "flow", "--out", str(tmp_path))
+        send(100)
+        trace(midair, "on", "--sample", "1/8")
+        send(2000)
+    trace(midair, "off")
+    records = read(tmp_path / "flow", schema.RECORDS)
+    for it in records:
+        assert it["router_generation"] == it["ref_batch_bytes"] == it["order_batch_bytes"] == 0
+        assert it["received_ns"] <= it["queued_ns"] == it["routed_ns"] == it["instructed_ns"]
+        assert it["instructed_ns"] <= it["written_ns"]
+    messages = Counter((it["message"], it["received_ns"]) for it in records)
+    assert set(messages.values()) == {2}  # both readers, or none
+    assert 100 + 150 <= len(messages) <= 100 + 350
+
+
 def test_a_tracer_killed_again_and_again_writes_each_record_once(
     make_midair: Make, tmp_path: Path
 ) -> None:

@@ -30,6 +30,7 @@ HELP = {
     "midair_connmgr_sends_total": "Writes to client sockets.",
     "midair_connmgr_stalls_total": "Times a connection was not read because there was no room.",
     "midair_connmgr_compacted_total": "Unfinished frames moved together to free arena chunks.",
+    "midair_connmgr_repeated_total": "Messages delivered as the router had decided before.",
     "midair_connmgr_connections": "Clients served now.",
     "midair_connmgr_arena_chunks": "Chunks for bodies.",
     "midair_connmgr_arena_free": "Chunks for bodies that are free.",

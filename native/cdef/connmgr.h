@@ -25,6 +25,7 @@ struct connmgr_conf {
     uint32_t ping_max;
     uint32_t spin_adaptive;
     uint64_t spin_ns;
+    uint32_t flow_leases;
     uint64_t max_messages_s, max_bytes_s;
     uint32_t rate_closes;
     uint8_t slow[...];
@@ -33,7 +34,7 @@ struct connmgr_conf {
 struct connmgr_stats {
     uint64_t messages_in, bytes_in, messages_out, bytes_out;
     uint64_t recvs, sends, turns, sleeps;
-    uint64_t order_batches, ref_batches, stalls, compacted, throttled, held, dropped;
+    uint64_t order_batches, ref_batches, stalls, compacted, throttled, held, dropped, repeated;
     uint64_t closed[...];
     uint64_t refused[...];
     uint64_t found_words, found_input, found_output, found_batches;
