@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench.instructions_load import MESSAGES, ROUNDS, STAGES, UNMEASURED, WORKLOADS
+from bench.instructions_load import MESSAGES, ROUNDS, UNMEASURED, WORKLOADS
 from bench.table import columns
 
 HERE = Path(__file__).resolve().parent
@@ -111,7 +111,7 @@ def count(python: str = sys.executable) -> Counts:
 def _collect(out: Path, turns: list[str]) -> Counts:
     """A part is written before each turn, so it has the costs of the turn before."""
     sums: dict[str, dict[str, dict[str, int]]] = {
-        workload: {stage: {} for stage in STAGES} for workload in WORKLOADS
+        workload: {stage: {} for stage in load.stages} for workload, load in WORKLOADS.items()
     }
     for at, label in enumerate(turns):
         if label == UNMEASURED:
@@ -128,7 +128,7 @@ def _collect(out: Path, turns: list[str]) -> Counts:
     return {
         workload: {
             stage: {
-                function: round(cost / (ROUNDS * MESSAGES * WORKLOADS[workload][0]), 2)
+                function: round(cost / (ROUNDS * MESSAGES * WORKLOADS[workload].fan), 2)
                 for function, cost in sorted(costs.items(), key=lambda item: -item[1])
             }
             for stage, costs in stages.items()
