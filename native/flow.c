@@ -6,7 +6,8 @@
  * output of the recipients in the very step that takes them from the publisher. Such a message has no
  * reference. If bodies are copied they are not even kept: their entries are not committed. Larger ones
  * stay in the arena, with a limit of 1 from the beginning, until the last recipient has them; a step has
- * the ones or the others.
+ * the ones or the others. One that lies along a chain goes by way of the router: then its connmgr reads on
+ * before it writes, which is faster.
  *
  * The structure: one struct flow for each connection that published, with what was decided for its
  *               last messages. Private to the process: a successor asks the router again.
@@ -207,7 +208,7 @@ int flow_repeat(struct connmgr *cm, struct conn *c, const struct flow_mark *m, u
 {
     const struct flow *f = &cm->flows[c->slot];
 
-    if (!c->has_flow || c->routing || f->subscribed != cm->subscribed)
+    if (!c->has_flow || c->routing || c->chained || f->subscribed != cm->subscribed)
         return 0;
     uint32_t messages = cm->chunk_messages[chunk] - first;
     uint64_t bytes = c->in_pos - cm->recs[c->slot].in_pos + messages * FLOW_FRAME_MORE;

@@ -265,9 +265,9 @@ def test_a_message_does_not_overtake_one_that_is_with_the_router(rig: Rig) -> No
     assert rig.receive(reader, len(want)) == want
 
 
-@pytest.mark.parametrize("size", [5000, 40_000, 200_000])
-def test_large_bodies_are_kept_until_all_have_them(rig: Rig, size: int) -> None:
-    """One chunk for several, one for each, several for each."""
+@pytest.mark.parametrize(("size", "again"), [(5000, 19), (40_000, 19), (200_000, 0)])
+def test_large_bodies_are_kept_until_all_have_them(rig: Rig, size: int, again: int) -> None:
+    """One chunk for several, one for each, several for each: the last are not repeated."""
     readers, writer = [rig.open(b"SUB s 1") for _ in range(2)], rig.open()
     wants = []
     for n in range(20):
@@ -281,7 +281,7 @@ def test_large_bodies_are_kept_until_all_have_them(rig: Rig, size: int) -> None:
                 rig.turn_router()
                 got += rig.peek(reader)
             assert got == wants[-1]
-    assert repeated(rig) == 19
+    assert repeated(rig) == again
     assert rig.live() == 0
 
 
