@@ -22,7 +22,7 @@ import pytest
 
 from bench.instructions_load import BODY
 from bench.rig import Rig
-from midair import ipc
+from midair.process import ipc
 from native import ffi, lib
 from native.codec_nats import Limits
 from native.index import SubjectIndex, sub_id

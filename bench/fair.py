@@ -30,8 +30,8 @@ from statistics import median
 
 from bench import loadgen
 from bench.peers import Midair, NatsServer, PeerError, Server
-from midair import status
 from midair.monitor import gather
+from midair.up import status
 from native.stats import Conn
 
 HELLO = b'CONNECT {"verbose":false,"pedantic":false}\r\nPING\r\n'

@@ -34,9 +34,10 @@ from statistics import median, quantiles
 from typing import IO, Any
 
 from bench.peers import ROOT, Midair, NatsServer, PeerError
-from midair import names, wire
-from midair.keeper_client import KeeperClient
-from midair.runtime import ACTIVE, STANDBY, Runtime
+from midair import names
+from midair.keeper.client import KeeperClient
+from midair.process import wire
+from midair.process.runtime import ACTIVE, STANDBY, Runtime
 
 PATIENCE_S = 120.0
 BEFORE_S, AFTER_S = 0.05, 0.3  # of an event that belong to it

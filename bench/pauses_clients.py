@@ -24,7 +24,7 @@ from collections import deque
 from typing import Any
 
 from midair.drill.clients import Stream
-from midair.questions import Questions, say
+from midair.process.questions import Questions, say
 
 SUBJECT = b"pauses.stream"
 BODY = b"%016d"

@@ -18,9 +18,10 @@ from types import TracebackType
 from typing import Self
 
 from connmgr import connect
-from midair import ipc, names
-from midair.config import MIB, Config, Latency
-from midair.runtime import Runtime
+from midair import names
+from midair.config import MIB, Config
+from midair.process import ipc
+from midair.process.runtime import Runtime
 from native import connmgr as native
 from native.conntable import ConnTable
 from native.router import Router, open_routing
@@ -73,7 +74,8 @@ class Rig:
             self._routing,
             1,
             CONFIG.router.subjects,
-            Latency(spin_us=0),
+            0,
+            False,
             INFO,
             refs=[refs],
             orders=[orders],

@@ -27,9 +27,9 @@ from statistics import median
 
 from bench import loadgen
 from bench.peers import ROOT, Midair, PeerError, Server
-from midair import status
 from midair.errors import MidairError
 from midair.trace import commands as trace
+from midair.up import status
 
 SIZE = 128
 COST_ON_MAX = 0.10
@@ -64,13 +64,7 @@ class Unhooked(Midair):
 
 
 def build() -> None:
-    """Compiles the build without hooks, if a source is newer."""
-    native = ROOT / "native"
-    sources = [*native.glob("*.[ch]"), *(native / "cdef").glob("*.h")]
-    made = list((BUILD / "native").glob("_midair*.so"))
-    newest = max(path.stat().st_mtime_ns for path in sources if path.name != "_midair.c")
-    if made and made[0].stat().st_mtime_ns > newest:
-        return
+    """Compiles the build without hooks, as far as it is not there."""
     BUILD.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "native/build.py", "--out", str(BUILD)]
     command += ["--define", "MIDAIR_NO_TRACE"]

@@ -6,7 +6,7 @@ import logging
 import socket
 from collections.abc import Callable
 
-from midair import crash, wire
+from midair.process import crash, wire
 
 
 class Handoffs:

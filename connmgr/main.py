@@ -14,11 +14,12 @@ import time
 
 from connmgr import connect
 from connmgr.handoff import Handoffs
-from midair import crash, events, names, program
+from midair import names
 from midair.errors import MidairError, MissingError
 from midair.exits import Exit
-from midair.keeper_client import KeeperClient
-from midair.program import Program
+from midair.keeper.client import KeeperClient
+from midair.process import crash, events, program
+from midair.process.program import Program
 from native import connmgr as native
 from native.conntable import ASSIGNED, CLOSED, ConnTable
 from native.stats import Own

@@ -18,7 +18,7 @@ from collections.abc import Callable
 import psutil
 
 from midair import names
-from midair.runtime import ACTIVE, Runtime
+from midair.process.runtime import ACTIVE, Runtime
 
 REFRESH_S = 1.0
 

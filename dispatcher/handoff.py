@@ -21,9 +21,9 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from midair import crash, wire
 from midair.errors import MissingError
-from midair.keeper_client import KeeperClient
+from midair.keeper.client import KeeperClient
+from midair.process import crash, wire
 from native import guard
 from native.conntable import ASSIGNED, ConnTable, Slot
 

@@ -18,11 +18,12 @@ from collections.abc import Sequence
 
 from dispatcher.balance import Balance
 from dispatcher.handoff import FORGOTTEN_S, Client, Handoffs, Recovered, cookie_of
-from midair import config, crash, events, names
+from midair import config, names
 from midair.errors import MidairError, MissingError
 from midair.exits import Exit
-from midair.keeper_client import KeeperClient
-from midair.program import Program, run
+from midair.keeper.client import KeeperClient
+from midair.process import crash, events
+from midair.process.program import Program, run
 from native.conntable import ConnTable
 from native.guard import Guard
 from native.stats import Own

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import argparse
+import importlib
+import importlib.util
 import json
 import os
 import sys
 from collections.abc import Sequence
 
-from midair import bench, client_commands, config, dashboard, fsck, names, status, up, upgrade
+from midair import config, names
+from midair.client import commands as client_commands
 from midair.config import Config
 from midair.drill import command as drill
 from midair.errors import MidairError
 from midair.exits import Exit
+from midair.fsck import command as fsck
 from midair.monitor import commands as look
 from midair.trace import commands as trace_commands
+from midair.up import command as up
+from midair.up import status, upgrade
 from midair.version import __version__
+
+# Packages that stand on this one and add a command to it, if they are installed.
+ADDED = ("bench", "spark_jobs")
 
 EXAMPLES = """\
 examples:
@@ -129,12 +138,13 @@ def parser() -> argparse.ArgumentParser:
     it.set_defaults(run=_check_config)
 
     look.add_commands(commands)
-    bench.add_command(commands)
     fsck.add_command(commands)
     client_commands.add_commands(commands)
     trace_commands.add_commands(commands)
-    dashboard.add_command(commands)
     drill.add_command(commands)
+    for package in ADDED:
+        if importlib.util.find_spec(package):
+            importlib.import_module(f"{package}.command").add_command(commands)
     return result
 
 

@@ -1,98 +1,79 @@
-"""Builds `native._midair`: every native/*.c behind the declarations in native/cdef/*.h.
+"""Builds `native._midair` with meson and ninja: only what changed is compiled again.
 
 `python native/build.py [--out DIR] [--sanitize] [--crash-points] [--define MACRO]` compiles in
-place (or below DIR); setuptools uses `ffibuilder` when a wheel is built.
+build/ and puts the module into place (or below DIR). Warnings are errors in every build.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
-import shlex
+import shutil
 import subprocess
 import sys
 import sysconfig
-import tempfile
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from cffi import FFI
-
 HERE = Path(__file__).resolve().parent
-WARNINGS = ["-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-fno-strict-aliasing"]
-# cffi's generated glue, not ours, trips these two.
-GLUE = ["-Wno-unused-function", "-Wno-unused-parameter"]
-FAST = ["-O2", "-g"]
-SANITIZE = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
+SANITIZERS = "address,undefined"
 
 
-def _sources() -> list[Path]:
-    return sorted(path for path in HERE.glob("*.c") if path.stem[0] != "_")
-
-
-def _macros(crash_points: bool, define: Sequence[str]) -> list[str]:
-    return [*define, "MIDAIR_CRASH_POINTS"] if crash_points else list(define)
-
-
-def make() -> FFI:
-    """An FFI ready to compile: declarations from cdef/, sources from native/.
-
-    setuptools wants paths relative to the project.
-    """
-    ffi = FFI()
-    order = sorted((HERE / "cdef").glob("*.h"), key=lambda p: (p.stem != "segment", p.stem))
-    for path in order:
-        ffi.cdef(path.read_text())
-    ffi.set_source(
-        "native._midair",
-        "\n".join(f'#include "{p.stem}.h"' for p in order),
-        sources=[os.path.relpath(path) for path in _sources()],
-        include_dirs=[str(HERE)],
-        depends=[str(p) for p in HERE.glob("*.h")],
-        libraries=["rt"],
-        extra_compile_args=WARNINGS + GLUE + FAST,
-    )
-    return ffi
-
-
-ffibuilder = make()
-
-
-def build(out: Path, sanitize: bool, crash_points: bool, define: Sequence[str]) -> Path:
-    """Compiles on all cores; out/native/_midair appears whole. What setuptools does with
-    `ffibuilder`, one file after the other, takes as many times longer as there are cores."""
-    flags = WARNINGS + GLUE + (SANITIZE if sanitize else FAST)
-    macros = [f"-D{name}=1" for name in _macros(crash_points, define)]
-    folders = [f"-I{HERE}", f"-I{sysconfig.get_path('include')}"]
-    command = [
-        *shlex.split(os.environ.get("CC", "gcc")),
-        "-fPIC",
-        "-fwrapv",
-        "-DNDEBUG",
-        *flags,
-        *macros,
-        *folders,
+def _options(sanitize: bool, crash_points: bool, define: Sequence[str]) -> list[str]:
+    return [
+        f"-Dpython={sys.executable}",
+        f"-Db_sanitize={SANITIZERS if sanitize else 'none'}",
+        f"-Doptimization={1 if sanitize else 2}",
+        f"-Dcrash_points={'true' if crash_points else 'false'}",
+        f"-Ddefine={','.join(define)}",
     ]
-    finished = out / "native" / f"_midair{sysconfig.get_config_var('EXT_SUFFIX')}"
+
+
+def _folder(root: Path, options: Sequence[str]) -> Path:
+    """One for each set of options, so that none of them is compiled anew for another's sake."""
+    told = hashlib.sha256("\0".join([*options, os.environ.get("CC", "")]).encode()).hexdigest()[:12]
+    return root / f"native-{told}"
+
+
+def _command(name: str) -> list[str]:
+    """meson and ninja of the interpreter that runs this, or else of the machine."""
+    beside = Path(sys.executable).parent / name
+    found = str(beside) if beside.is_file() else shutil.which(name)
+    if found is None:
+        sys.exit(f"{name} is missing: pip install {name}")
+    return [found]
+
+
+def build(
+    out: Path, sanitize: bool, crash_points: bool, define: Sequence[str], root: Path | None = None
+) -> Path:
+    """Compiles what changed; out/native/_midair appears whole. `root`: where objects go."""
+    options = _options(sanitize, crash_points, define)
+    folder = _folder(root or HERE.parent / "build", options)
+    environ = {**os.environ, "NINJA": _command("ninja")[0]}
+    if not (folder / "build.ninja").exists():
+        setup = [*_command("meson"), "setup", str(folder), str(HERE), *options]
+        subprocess.run(setup, check=True, env=environ, stdout=subprocess.DEVNULL)
+    subprocess.run([*_command("ninja"), "-C", str(folder), "--quiet"], check=True)
+    name = f"_midair{sysconfig.get_config_var('EXT_SUFFIX')}"
+    finished = out / "native" / name
     finished.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as scratch:
-        glue = Path(scratch) / "_midair.c"
-        make().emit_c_code(str(glue))
-
-        def compile_one(source: Path) -> str:
-            made = f"{scratch}/{source.stem}.o"
-            subprocess.run([*command, "-c", str(source), "-o", made], check=True)
-            return made
-
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            objects = list(pool.map(compile_one, [glue, *_sources()]))
-        # Renamed, not overwritten: running processes have the old file mapped.
-        unfinished = finished.with_suffix(".unfinished")
-        link = [*command, "-shared", *objects, "-lrt", "-o", str(unfinished)]
-        subprocess.run(link, check=True)
-        unfinished.replace(finished)
+    # Renamed, not overwritten: running processes have the old file mapped.
+    unfinished = finished.with_suffix(".unfinished")
+    shutil.copy2(folder / name, unfinished)
+    unfinished.replace(finished)
+    if not (sanitize or crash_points or define) and root is None:
+        _show_editors(folder)
     return finished
+
+
+def _show_editors(folder: Path) -> None:
+    """Editors look for compile_commands.json at the root of a project."""
+    link = HERE.parent / "compile_commands.json"
+    if link.is_symlink() or not link.exists():
+        link.unlink(missing_ok=True)
+        link.symlink_to(os.path.relpath(folder / link.name, link.parent))
 
 
 if __name__ == "__main__":

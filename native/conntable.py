@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from midair import ipc, names
+from midair import names
 from midair.errors import LayoutError, MissingError, ResourceError
-from midair.runtime import Runtime
+from midair.process import ipc
+from midair.process.runtime import Runtime
 from native import ffi, lib
 
 FREE: int = lib.CONN_FREE

@@ -6,7 +6,6 @@ import json
 from typing import Any
 
 from midair import names
-from midair.config import Latency
 from native import ffi, lib
 from native.segment import Kind, check, open_segment
 
@@ -49,7 +48,8 @@ class Router:
         routing: Any,
         connmgrs: int,
         subjects: int,
-        latency: Latency,
+        spin_ns: int,
+        spin_adaptive: bool,
         info: dict[str, Any],
         refs: list[int],
         orders: list[int],
@@ -58,8 +58,8 @@ class Router:
         conf = ffi.new("struct router_conf *")
         conf.connmgrs = connmgrs
         conf.subjects = subjects
-        conf.spin_ns = latency.spin_ns
-        conf.spin_adaptive = latency.spin_adaptive
+        conf.spin_ns = spin_ns
+        conf.spin_adaptive = spin_adaptive
         conf.generation = generation
         head = b"INFO " + json.dumps(info, separators=(",", ":")).encode()[:-1] + b',"client_id":'
         if len(head) >= INFO_MAX:

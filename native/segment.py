@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from midair import ipc
 from midair.errors import LayoutError, MissingError, PermissionsError, ResourceError
+from midair.process import ipc
 from native import ffi, lib
 
 _HEADER_BYTES = 64  # struct segment_header

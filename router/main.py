@@ -11,9 +11,10 @@ import sys
 import time
 from typing import Any
 
-from midair import crash, events, names, program
+from midair import names
 from midair.errors import MissingError
-from midair.program import Program
+from midair.process import crash, events, program
+from midair.process.program import Program
 from midair.version import __version__
 from native import router as native
 from native.stats import Own
@@ -62,7 +63,8 @@ def serve(program: Program) -> None:
             routing,
             config.connmgrs,
             config.router.subjects,
-            config.latency,
+            config.latency.spin_ns,
+            config.latency.spin_adaptive,
             info(program),
             queues[names.REFS],
             queues[names.ORDERS],

@@ -28,10 +28,11 @@ if __name__ == "__main__" and not __package__:  # spark-submit runs the file its
 
 from midair.errors import MidairError
 from midair.exits import Exit
+from midair.trace import schema
+from midair.trace.schema import NS_PER_S
 from midair.version import __version__
-from spark_jobs import dashboard, histogram, schema, storage
+from spark_jobs import dashboard, histogram, storage
 from spark_jobs.run_reader import Run, check_version, durations, open_run, rows_of, stage_name
-from spark_jobs.schema import NS_PER_S
 from spark_jobs.session import Steps, run_main, start
 
 if TYPE_CHECKING:

@@ -10,7 +10,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spark_jobs import histogram, schema, storage
+from midair.trace import schema
+from spark_jobs import histogram, storage
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -20,9 +20,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from midair.trace.schema import DISTURBANCES, NS_PER_S
 from spark_jobs.histogram import aggregates, bucket_sql, percentiles
 from spark_jobs.run_reader import START, durations, stage_name
-from spark_jobs.schema import DISTURBANCES, NS_PER_S
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -24,16 +24,16 @@ from typing import Any
 
 from midair.errors import MidairError
 from midair.exits import Exit
-from midair.version import __version__
-from spark_jobs import schema
-from spark_jobs.run_folder import (
+from midair.trace import schema
+from midair.trace.run_folder import (
     check_run_id,
     records_dir,
     write_manifest,
     write_part,
     write_rows,
 )
-from spark_jobs.schema import MINUTE_NS, NS_PER_S
+from midair.trace.schema import MINUTE_NS, NS_PER_S
+from midair.version import __version__
 
 BOOT_NS = 1_000 * NS_PER_S  # the monotonic clock when a run begins
 WALL_OFFSET_NS = 1_700_000_000 * NS_PER_S

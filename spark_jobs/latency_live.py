@@ -30,8 +30,10 @@ from typing import TYPE_CHECKING, Any
 if __name__ == "__main__" and not __package__:  # spark-submit runs the file itself
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
+from midair.trace import schema
+from midair.trace.schema import NS_PER_S
 from midair.version import __version__
-from spark_jobs import dashboard, histogram, schema, storage
+from spark_jobs import dashboard, histogram, storage
 from spark_jobs.run_reader import (
     check_version,
     durations,
@@ -40,7 +42,6 @@ from spark_jobs.run_reader import (
     stage_name,
     with_defaults,
 )
-from spark_jobs.schema import NS_PER_S
 from spark_jobs.session import run_main, start
 
 if TYPE_CHECKING:

@@ -34,10 +34,11 @@ from typing import TYPE_CHECKING, Any
 if __name__ == "__main__" and not __package__:  # spark-submit runs the file itself
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
+from midair.trace import schema
+from midair.trace.schema import NS_PER_S
 from midair.version import __version__
-from spark_jobs import dashboard, event_phases, histogram, schema, storage
+from spark_jobs import dashboard, event_phases, histogram, storage
 from spark_jobs.run_reader import START, Run, check_version, durations, open_run, stage_name
-from spark_jobs.schema import NS_PER_S
 from spark_jobs.session import Steps, run_main, start
 
 if TYPE_CHECKING:

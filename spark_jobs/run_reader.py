@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from midair.errors import LayoutError, MidairError, MissingError
-from spark_jobs import schema, storage
-from spark_jobs.schema import STAGES
+from midair.trace import schema
+from midair.trace.schema import STAGES
+from spark_jobs import storage
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

@@ -27,7 +27,8 @@ from typing import Any
 
 import pytest
 
-from midair import config, ipc
+from midair import config
+from midair.process import ipc
 
 ROOT = Path(__file__).resolve().parent.parent
 # Nothing waits this long on a working machine; it turns a hang into a failure.

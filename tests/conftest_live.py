@@ -18,7 +18,7 @@ from conftest import PATIENCE_S, Instance
 
 from bench import loadgen
 from midair import names
-from midair.runtime import ACTIVE, Runtime
+from midair.process.runtime import ACTIVE, Runtime
 
 # One after the other: order and number of small ones, every byte of larger ones, fan-out.
 RUNS: tuple[dict[str, Any], ...] = (

@@ -19,10 +19,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from conftest import cli
 
+from midair.trace.schema import STAGES
 from spark_jobs import session
 from spark_jobs.generate import Load, generate
 from spark_jobs.histogram import PARTS, PERCENTILES, RELATIVE_ERROR
-from spark_jobs.schema import STAGES
 
 PATIENCE_S = 600  # a cold Spark takes a minute, and more on a busy machine
 BASE = Path(tempfile.mkdtemp(prefix="mdt-spark-"))

@@ -20,7 +20,7 @@ from conftest import Instance, eventually, processes_of
 from midair import names
 from native import lib
 
-NATIVE = Path(__file__).resolve().parent.parent / "native"
+SOURCES = Path(__file__).resolve().parent.parent / "native" / "src"
 HEADERS = ("ledger", "segment", "conntable", "arena", "redo", "batch", "journal", "routing")
 
 CHUNK_MESSAGES: int = lib.ARENA_CHUNK_MESSAGES
@@ -51,10 +51,10 @@ def declare() -> cffi.FFI:
     ffi = cffi.FFI()
     values: dict[str, int] = {}
     for stem in HEADERS:
-        text = re.sub(r"/\*.*?\*/", "", (NATIVE / f"{stem}.h").read_text(), flags=re.S)
+        text = re.sub(r"/\*.*?\*/", "", next(SOURCES.rglob(f"{stem}.h")).read_text(), flags=re.S)
         for name, value in re.findall(r"^#define (\w+) \(?([\d xa-fA-Fu*]+?)\)?\s*$", text, re.M):
             values[name] = eval(value.replace("u", ""))
-        for struct in re.findall(r"^struct \w+ \{.*?^\};", text, re.M | re.S):
+        for struct in re.findall(r"^(?:API )?(struct \w+ \{.*?^\};)", text, re.M | re.S):
             if re.search(r"\b(mqd_t|redo_log \*)", struct):
                 continue  # private to a process
             struct = struct.replace("_Atomic ", "")

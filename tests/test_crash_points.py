@@ -20,17 +20,21 @@ from collections.abc import Iterator
 import pytest
 from conftest import ROOT
 
-from midair import crash
+from midair.process import crash
 from tests.crash.points import Storm, stormed
 
 CONNMGRS = 2
 SEED = int(os.environ.get("MIDAIR_SEED", "1"))
 
+PACKAGES = ("midair", "router", "dispatcher", "connmgr")
+SOURCES = ROOT / "native" / "src"
+TABLE = SOURCES / "base" / "crash_points.h"
+
 
 def points() -> list[tuple[str, str]]:
     """(component, point) of everything there is, read from the tables in the sources."""
     found = []
-    table = (ROOT / "native" / "crash_points.h").read_text()
+    table = TABLE.read_text()
     for name, roles in re.findall(r'CRASH_POINT\(\w+, "([\w.]+)", "([\w ]+)"\)', table):
         found += [(role, name) for role in roles.split()]
     found += [(role, name) for name, role in crash.POINTS.items()]
@@ -43,22 +47,22 @@ ELSEWHERE = ("flow.applied",)
 
 def test_every_point_in_the_sources_is_in_the_table() -> None:
     used = set()
-    for path in (ROOT / "native").glob("*.c"):
+    for path in SOURCES.rglob("*.c"):
         used |= set(re.findall(r"\bCRASH\((\w+)\)", path.read_text()))
-    table = (ROOT / "native" / "crash_points.h").read_text()
+    table = TABLE.read_text()
     assert used == set(re.findall(r"CRASH_POINT\((\w+), \"", table))
     here = set()
-    for path in ROOT.glob("*/*.py"):
-        if path.parent.name != "tests":
+    for path in ROOT.glob("*/**/*.py"):
+        if path.relative_to(ROOT).parts[0] in PACKAGES:
             here |= set(re.findall(r'crash\.here\("([\w.]+)"\)', path.read_text()))
     assert here == set(crash.POINTS)
 
 
 def test_every_commit_point_has_a_crash_point() -> None:
     """A quoted name beside a store is a commit point; a crash point of that name follows it."""
-    table = (ROOT / "native" / "crash_points.h").read_text()
+    table = TABLE.read_text()
     names = {name for _, name in points()}
-    for path in sorted((ROOT / "native").glob("*.c")):
+    for path in sorted(SOURCES.rglob("*.c")):
         for name in re.findall(r'/\* "([a-z]+\.[a-z.]+)"', path.read_text()):
             assert name in names, f"{path.name}: {name} is not in\n{table}"
 

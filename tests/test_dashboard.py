@@ -21,8 +21,8 @@ import pytest
 from conftest import ROOT, cli
 from conftest_spark import SMALL, dashboard_of, read, report_of, run_of
 
+from midair.trace.schema import STAGE_NAMES
 from spark_jobs import dashboard
-from spark_jobs.schema import STAGE_NAMES
 
 # py4j leaves the closing of its sockets to the garbage collector.
 pytestmark = pytest.mark.filterwarnings(

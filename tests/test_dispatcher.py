@@ -13,11 +13,13 @@ import pytest
 from conftest import PATIENCE_S, environ, eventually
 
 from dispatcher.balance import Balance
-from midair import config, listeners, names, wire
-from midair.keeper_client import KeeperClient
-from midair.runtime import ACTIVE as RUNNING
-from midair.runtime import Runtime
-from midair.spawn import spawn
+from midair import config, names
+from midair.keeper.client import KeeperClient
+from midair.process import wire
+from midair.process.runtime import ACTIVE as RUNNING
+from midair.process.runtime import Runtime
+from midair.process.spawn import spawn
+from midair.up import listeners
 from native.conntable import ACTIVE, ASSIGNED, CLOSED, ConnTable
 
 CONNECTIONS_MAX = 40

@@ -39,7 +39,7 @@ def test_example(midair: Instance, title: str, code: str, output: str) -> None:
 
 def test_limits_and_statuses_are_those_of_the_sources() -> None:
     page = PAGE.read_text()
-    sources = "".join(path.read_text() for path in (ROOT / "native").glob("[mr]o*.[ch]"))
+    sources = "".join(path.read_text() for path in (ROOT / "native" / "src").rglob("*.[ch]"))
     for name in (
         "MODE_REQUESTS_MAX",
         "MODES_REQUESTS_EACH",

@@ -11,7 +11,7 @@ from conftest import ROOT, cli
 
 from midair.drill.clients import Stream
 from midair.drill.command import verdict
-from spark_jobs import schema
+from midair.trace import schema
 
 PATIENCE_S = 1200  # Spark takes minutes on a machine that has something else to do
 KEPT = {"sent": 10, "delivered": 20, "lost": 0, "doubled": 0, "reordered": 0}

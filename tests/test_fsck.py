@@ -19,7 +19,7 @@ from conftest import ROOT, Instance, cli, eventually, leaks_of
 from fsck_segments import CONFIG, Segments, kill_all, leak
 
 from bench import loadgen
-from midair import fsck
+from midair.fsck import command as fsck
 from native.conntable import FREE
 
 Make = Callable[..., Instance]

@@ -24,8 +24,8 @@ from fsck_segments import (
     leak,
 )
 
-from midair import fsck
-from midair.runtime import Runtime
+from midair.fsck import command as fsck
+from midair.process.runtime import Runtime
 from native import lib
 from native.conntable import ACTIVE, CLOSED, FREE, ConnTable
 from native.fsck import CODES

@@ -20,8 +20,8 @@ from conftest import PATIENCE_S, Instance, eventually
 from conftest_live import Client, OneActive, held, nobody_notices
 
 from midair import names
-from midair.lease import Lease
-from midair.runtime import Runtime
+from midair.process.lease import Lease
+from midair.process.runtime import Runtime
 
 pytestmark = pytest.mark.skipif(
     "MIDAIR_TEST_SERVER" in os.environ, reason="is about instances that the tests start"

@@ -27,8 +27,9 @@ from clients.stream import Stream, Worker, maps_of, msg, pub
 from conftest import ROOT, Instance, environ, eventually
 from conftest_look import await_conn, get_json, monitor_of, named
 
-from midair import ipc, names
-from midair.runtime import ACTIVE, STANDBY, Runtime
+from midair import names
+from midair.process import ipc
+from midair.process.runtime import ACTIVE, STANDBY, Runtime
 
 Make = Callable[..., Instance]
 ROOTS = os.geteuid() == 0

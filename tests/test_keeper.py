@@ -12,12 +12,14 @@ from pathlib import Path
 import pytest
 from conftest import PATIENCE_S, ROOT, environ, eventually
 
-from midair import keeper as keeper_module
-from midair import listeners, names, wire
+from midair import names
 from midair.errors import MissingError
-from midair.keeper_client import KeeperClient
-from midair.runtime import STANDBY, Runtime
-from midair.spawn import spawn
+from midair.keeper import main as keeper_module
+from midair.keeper.client import KeeperClient
+from midair.process import wire
+from midair.process.runtime import STANDBY, Runtime
+from midair.process.spawn import spawn
+from midair.up import listeners
 
 
 class Keeper:

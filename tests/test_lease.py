@@ -13,10 +13,11 @@ import pytest
 import sysv_ipc
 from conftest import PATIENCE_S, ROOT
 
-from midair import lease, names
+from midair import names
 from midair.errors import MidairError
-from midair.lease import Lease
-from midair.runtime import Runtime
+from midair.process import lease
+from midair.process.lease import Lease
+from midair.process.runtime import Runtime
 
 # Takes the lease and says so; says before that when it has to wait.
 HOLDER = """

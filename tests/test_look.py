@@ -20,9 +20,9 @@ from conftest import PATIENCE_S, ROOT, Instance, cli, eventually
 from conftest_live import Client
 from conftest_look import await_conn, listed, named
 
-from midair import events
 from midair.monitor import commands, gather, listing, shown
-from midair.runtime import Runtime
+from midair.process import events
+from midair.process.runtime import Runtime
 from native.stats import Conn
 
 pytestmark = pytest.mark.skipif(

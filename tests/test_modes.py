@@ -13,7 +13,7 @@ import pytest
 from conftest import Instance, eventually, start
 from conftest_clients import run
 
-from midair.client import (
+from midair.client.api import (
     Client,
     ExpiredError,
     Gone,
@@ -26,7 +26,7 @@ from midair.client import (
     address,
     connect,
 )
-from midair.runtime import Runtime
+from midair.process.runtime import Runtime
 from native.conntable import ACTIVE, ConnTable
 
 CONNMGRS = 2

@@ -24,7 +24,7 @@ from conftest_clients import run
 from test_modes import Held, named
 
 from midair import names
-from midair.client import (
+from midair.client.api import (
     Client,
     ExpiredError,
     Gone,
@@ -33,7 +33,7 @@ from midair.client import (
     address,
     connect,
 )
-from midair.runtime import ACTIVE, Runtime
+from midair.process.runtime import ACTIVE, Runtime
 
 CONNMGRS = 2
 CONFIG = """

@@ -23,7 +23,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from midair import ipc
+from midair.process import ipc
 from native import ffi, lib
 
 RING_BYTES = ffi.sizeof("struct batch_ring")

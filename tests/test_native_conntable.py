@@ -11,9 +11,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from midair import ipc, names
+from midair import names
 from midair.errors import LayoutError, MissingError
-from midair.runtime import Runtime
+from midair.process import ipc
+from midair.process.runtime import Runtime
 from native import conntable, lib
 from native.conntable import ACTIVE, ASSIGNED, CLOSED, FREE, ConnTable
 

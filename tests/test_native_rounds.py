@@ -13,8 +13,7 @@ import pytest
 from conftest import eventually
 from test_native_batch import Queue
 
-from midair.config import Latency
-from midair.runtime import Runtime
+from midair.process.runtime import Runtime
 from native import ffi, lib
 from native.router import Router, open_routing
 
@@ -49,7 +48,8 @@ class Two:
             open_routing(instance, 2, 16, 1024),
             2,
             1024,
-            Latency(spin_us=0),
+            0,
+            False,
             {},
             refs=[self.slow.queue.fd, self.fast.queue.fd],
             orders=[queue.fd for queue in self.orders],

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from conftest_spark import SMALL, read, records_of, report_of, run_of, spark
 
-from spark_jobs import schema
+from midair.trace import schema
+from midair.trace.schema import NS_PER_S
 from spark_jobs.latency_live import Live, write_page
-from spark_jobs.schema import NS_PER_S
 
 # py4j leaves the closing of its sockets to the garbage collector.
 pytestmark = pytest.mark.filterwarnings(

@@ -34,9 +34,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from midair.errors import LayoutError, MissingError
-from spark_jobs import dashboard, event_phases, histogram, latency_report, schema
+from midair.trace import schema
+from midair.trace.schema import NS_PER_S, STAGE_NAMES
+from spark_jobs import dashboard, event_phases, histogram, latency_report
 from spark_jobs.generate import generate, replacements
-from spark_jobs.schema import NS_PER_S, STAGE_NAMES
 
 # py4j leaves the closing of its sockets to the garbage collector.
 pytestmark = pytest.mark.filterwarnings(

@@ -22,11 +22,13 @@ from clients.stream import Stream, pub
 from conftest import PATIENCE_S, Instance, eventually
 
 from dispatcher.handoff import GUARDED, Client, Handoffs, cookie_of
-from midair import listeners, names, wire
-from midair.keeper import Keeper
-from midair.keeper_client import KeeperClient
-from midair.runtime import ACTIVE as STATE_ACTIVE
-from midair.runtime import Runtime
+from midair import names
+from midair.keeper.client import KeeperClient
+from midair.keeper.main import Keeper
+from midair.process import wire
+from midair.process.runtime import ACTIVE as STATE_ACTIVE
+from midair.process.runtime import Runtime
+from midair.up import listeners
 from native.conntable import ACTIVE, ConnTable
 
 Make = Callable[..., Instance]

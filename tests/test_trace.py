@@ -24,10 +24,10 @@ from clients.stream import Stream, hpub, pub
 from conftest import Instance, cli, eventually
 
 from midair import names
+from midair.trace import schema
 from midair.trace.drain import Drain
 from native import ffi, lib
 from native.trace import Control, Ring, open_ring
-from spark_jobs import schema
 
 Make = Callable[..., Instance]
 STAGES = ("received_ns", "queued_ns", "routed_ns", "instructed_ns", "written_ns")

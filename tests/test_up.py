@@ -25,9 +25,10 @@ from conftest import (
     start,
 )
 
-from midair import ipc, names
+from midair import names
 from midair.exits import Exit
-from midair.runtime import Runtime
+from midair.process import ipc
+from midair.process.runtime import Runtime
 
 pytestmark = pytest.mark.skipif(
     "MIDAIR_TEST_SERVER" in os.environ, reason="is about instances that the tests start"

@@ -249,7 +249,7 @@ def keeps(instance: Instance, part: str, place: Path, *options: str) -> str:
 
 @pytest.mark.parametrize("part", ["keeper", "router", "connmgr/0", "dispatcher"])
 def test_a_version_that_crashes_at_import(part: str, broken: Broken, make_midair: Make) -> None:
-    file = "midair/keeper.py" if part == "keeper" else f"{part.partition('/')[0]}/main.py"
+    file = "midair/keeper/main.py" if part == "keeper" else f"{part.partition('/')[0]}/main.py"
     place = broken(file, "")
     (place / file).write_text(FAILS_TO_IMPORT)
     instance = make_midair()
@@ -261,13 +261,13 @@ def test_a_version_that_crashes_at_import(part: str, broken: Broken, make_midair
 def test_a_version_that_exits_at_start(broken: Broken, make_midair: Make) -> None:
     instance = make_midair()
     with nobody_notices(instance):
-        said = keeps(instance, "connmgr/0", broken("midair/program.py", EXITS_AT_START))
+        said = keeps(instance, "connmgr/0", broken("midair/process/program.py", EXITS_AT_START))
     assert "did not start: exit 7; it said: no good today" in said
 
 
 def test_a_version_that_hangs_before_it_is_ready(broken: Broken, make_midair: Make) -> None:
     instance = make_midair()
-    place = broken("midair/program.py", "import time\n" + HANGS_BEFORE_STANDBY)
+    place = broken("midair/process/program.py", "import time\n" + HANGS_BEFORE_STANDBY)
     with nobody_notices(instance):
         said = keeps(instance, "router", place, "--timeout", "2")
     assert "was not ready within 2 s" in said
@@ -276,17 +276,17 @@ def test_a_version_that_hangs_before_it_is_ready(broken: Broken, make_midair: Ma
 @pytest.mark.parametrize(
     ("header", "constant", "parts"),
     [
-        ("routing.h", "ROUTING_LAYOUT", ["router"]),
-        ("batch.h", "BATCH_VERSION", ["router", "connmgr/0"]),
-        ("journal.h", "JOURNAL_LAYOUT", ["connmgr/0"]),
-        ("conntable.h", "CONNTABLE_LAYOUT", ["dispatcher"]),
+        ("router/routing.h", "ROUTING_LAYOUT", ["router"]),
+        ("shm/batch.h", "BATCH_VERSION", ["router", "connmgr/0"]),
+        ("connmgr/journal.h", "JOURNAL_LAYOUT", ["connmgr/0"]),
+        ("shm/conntable.h", "CONNTABLE_LAYOUT", ["dispatcher"]),
     ],
 )
 def test_a_version_with_another_layout(
     header: str, constant: str, parts: list[str], broken: Broken, make_midair: Make
 ) -> None:
     place = broken("midair/version.py", "")
-    patch(place, f"native/{header}", rf"#define {constant} \d+", f"#define {constant} 77")
+    patch(place, f"native/src/{header}", rf"#define {constant} \d+", f"#define {constant} 77")
     build(place)
     instance = make_midair()
     with nobody_notices(instance):
@@ -309,7 +309,7 @@ def test_a_version_that_fails_after_the_switch(
     part: str, code: str, says: str, broken: Broken, make_midair: Make
 ) -> None:
     instance = make_midair()
-    place = broken("midair/program.py", "import time\n" + code)
+    place = broken("midair/process/program.py", "import time\n" + code)
     before = instance.components()
     with nobody_notices(instance):
         done = upgrade(instance, part, place, "--timeout", "5")
@@ -338,7 +338,10 @@ def test_a_version_that_keeps_dying_later_is_replaced_by_the_old_one(
     limit = "[manager]\nrestart_limit = 2\nrestart_window_s = 600\n"
     instance = make_midair(config=f"{limit}standby = {standby}\n")
     with held(instance, 10):
-        assert upgrade(instance, "router", broken("midair/program.py", DIES_LATER)).returncode == 0
+        assert (
+            upgrade(instance, "router", broken("midair/process/program.py", DIES_LATER)).returncode
+            == 0
+        )
         assert at_work(instance, "router") == [BROKEN]
         eventually(lambda: at_work(instance, "router") == [__version__], "the old one is back")
     said = instance.stderr()
@@ -362,7 +365,7 @@ def test_a_second_upgrade_is_refused_and_the_first_can_be_cut_short(
     broken: Broken, second: Path, make_midair: Make
 ) -> None:
     instance = make_midair()
-    place = broken("midair/program.py", "import time\n" + HANGS_BEFORE_STANDBY)
+    place = broken("midair/process/program.py", "import time\n" + HANGS_BEFORE_STANDBY)
     words = ["upgrade", "router", "--name", instance.name, "--to", str(place)]
     first = subprocess.Popen(
         [sys.executable, "-m", "midair", *words],

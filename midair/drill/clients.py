@@ -17,7 +17,7 @@ import socket
 import sys
 import time
 
-from midair.questions import Questions, say
+from midair.process.questions import Questions, say
 
 SUBJECT = b"drill.%d"
 HELLO_S = 60.0

@@ -16,11 +16,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import IO, Any
 
-from midair import config, names, spawn, status
+from midair import config, names
 from midair.errors import MidairError, NotRunningError
 from midair.exits import Exit
-from midair.runtime import ACTIVE, Runtime
+from midair.process import spawn
+from midair.process.runtime import ACTIVE, Runtime
 from midair.trace import commands as trace
+from midair.up import status
 
 UPGRADES = (names.ROUTER, names.DISPATCHER, names.CONNMGR, names.KEEPER)
 KILL = "kill-9"
@@ -319,10 +321,7 @@ def run(args: argparse.Namespace) -> int:
     if missing := missing_packages():
         raise MidairError(missing)
     if not args.no_report:
-        from spark_jobs import session
-
-        session.check_installed("pyspark", "plotly")
-        session.check_java()
+        _check_report()
     drill = Drill(args)
     try:
         checks = drill.run()
@@ -336,9 +335,19 @@ def run(args: argparse.Namespace) -> int:
     return Exit.OK if kept else Exit.FAILED
 
 
+DASHBOARD = [sys.executable, "-m", "midair", "dashboard"]
+
+
+def _check_report() -> None:
+    """Raises what would keep the report from being made, before the load instead of after it."""
+    done = subprocess.run([*DASHBOARD, "--check"], stderr=subprocess.PIPE, text=True)
+    if done.returncode != 0:
+        said = done.stderr.strip().rpartition("\n")[2].removeprefix("midair: ")
+        raise MidairError(said, Exit(done.returncode))
+
+
 def _report(folder: Path, out: IO[str]) -> None:
-    command = [sys.executable, "-m", "midair", "dashboard", str(folder)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    done = subprocess.run([*DASHBOARD, str(folder)], stdout=subprocess.PIPE, text=True)
     out.write(done.stdout)
     out.flush()
     if done.returncode != 0:

@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from midair import events, ipc, names
+from midair import names
 from midair.errors import LayoutError, MissingError, PermissionsError
-from midair.runtime import ACTIVE, Runtime, State
+from midair.process import events, ipc
+from midair.process.runtime import ACTIVE, Runtime, State
 from native.census import Census, Sub
 from native.stats import Conn, Counts, Reader
 

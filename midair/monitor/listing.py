@@ -10,9 +10,10 @@ from dataclasses import asdict
 from fnmatch import fnmatchcase
 from typing import Any
 
-from midair import config, names, status
+from midair import config, names
 from midair.exits import Exit
 from midair.monitor import gather, shown
+from midair.up import status
 from native.stats import Conn
 
 Key = Callable[[Any], Any]

@@ -20,8 +20,8 @@ from midair.errors import LayoutError, MidairError, MissingError, PermissionsErr
 from midair.exits import Exit
 from midair.monitor import metrics
 from midair.monitor.http import Answer, Server, plain
-from midair.monitor.nats import BadQueryError, Nats
-from midair.program import Program, run
+from midair.monitor.natsz import BadQueryError, Nats
+from midair.process.program import Program, run
 
 INDEX = """\
 <!DOCTYPE html><title>Midair</title><h1>Midair</h1><ul>

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from midair import events, names
+from midair import names
 from midair.monitor.gather import Rates, Snapshot
+from midair.process import events
 from midair.version import __version__
 from native.stats import CLOSE_REASONS, REFUSALS, Counts
 

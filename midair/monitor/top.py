@@ -16,11 +16,13 @@ from datetime import datetime
 from types import FrameType
 from typing import Any
 
-from midair import config, events, names, status
+from midair import config, names
 from midair.errors import NotRunningError
 from midair.exits import Exit
 from midair.monitor import shown
 from midair.monitor.gather import ConnRate, Rates, Snapshot, Sources
+from midair.process import events
+from midair.up import status
 from native.stats import CLOSE_REASONS
 
 CONNS_SHOWN = 5

@@ -11,12 +11,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from midair import control, names, status
+from midair import names
 from midair.errors import MidairError, NotRunningError
 from midair.exits import Exit
-from midair.runtime import Runtime
+from midair.process.runtime import Runtime
 from midair.trace import request as requests
 from midair.trace.request import DONE, FAILED, OFF, ON, Request, Status
+from midair.up import control, status
 
 ON_S = 20.0  # a tracer takes less to start
 OFF_S = 120.0  # and to write what is in the rings
@@ -124,8 +125,8 @@ def begin(
     settings: dict[str, Any] | None = None,
 ) -> Request:
     """Begins a run, or changes the sampling of the one that is going on."""
+    from midair.trace.run_folder import check_run_id
     from midair.trace.tracer import missing_packages
-    from spark_jobs.run_folder import check_run_id
 
     if missing := missing_packages():
         raise MidairError(missing, Exit.FAILED)

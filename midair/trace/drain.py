@@ -12,9 +12,9 @@ import re
 from pathlib import Path
 from typing import Any
 
+from midair.trace import schema
+from midair.trace.run_folder import records_dir, write_part
 from native.trace import Control, Ring
-from spark_jobs import schema
-from spark_jobs.run_folder import records_dir, write_part
 
 RECORDS_A_PART = 1 << 15  # the rest of the loop goes on between two parts
 _PART = re.compile(r"part-(\d+)-([0-9a-f]{16})-(\d+)-(\d+)\.parquet")

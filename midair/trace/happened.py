@@ -11,12 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from midair import events, names
+from midair import names
 from midair.errors import LayoutError, MissingError, PermissionsError
-from midair.runtime import Runtime
+from midair.process import events
+from midair.process.runtime import Runtime
+from midair.trace import schema
 from native.stats import Reader
 from native.trace import Ring
-from spark_jobs import schema
 
 MS = 1e6
 

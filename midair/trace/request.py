@@ -11,7 +11,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from midair.runtime import Runtime
+from midair.process.runtime import Runtime
 
 REQUEST = "trace.json"
 STATUS = "trace-status.json"

@@ -17,19 +17,20 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from midair import names, program
+from midair import names
 from midair.errors import LayoutError, MidairError, MissingError, PermissionsError
 from midair.exits import Exit
-from midair.program import Program
+from midair.process import program
+from midair.process.program import Program
 from midair.trace import request as requests
+from midair.trace import schema
 from midair.trace.drain import RECORDS_A_PART, Drain, clean
 from midair.trace.happened import Happened
 from midair.trace.request import DONE, FAILED, OFF, ON, Request, Status
+from midair.trace.run_folder import write_manifest, write_rows
 from midair.version import __version__
 from native.stats import Reader
 from native.trace import Control, Ring, rings
-from spark_jobs import schema
-from spark_jobs.run_folder import write_manifest, write_rows
 
 TURN_S = 0.05
 PART_S = 1.0  # records wait so long for a part to be worth its file

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from midair.runtime import Runtime
+from midair.process.runtime import Runtime
 from native import connmgr as native
 from native.conntable import ACTIVE, ASSIGNED, ConnTable
 

@@ -17,8 +17,8 @@ from conftest import ROOT, Instance, eventually, start
 from storm.copies import Copies
 
 from midair import names
-from midair.runtime import ACTIVE as STATE_ACTIVE
-from midair.runtime import Runtime
+from midair.process.runtime import ACTIVE as STATE_ACTIVE
+from midair.process.runtime import Runtime
 from native import connmgr as native
 from native.conntable import ConnTable
 

@@ -7,10 +7,11 @@ than is promised, and no test may cause it.
 
 from __future__ import annotations
 
-from midair import names, wire
+from midair import names
 from midair.errors import MissingError
-from midair.keeper_client import KeeperClient
-from midair.runtime import Runtime
+from midair.keeper.client import KeeperClient
+from midair.process import wire
+from midair.process.runtime import Runtime
 from native.conntable import ACTIVE, ConnTable
 
 

@@ -13,9 +13,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from midair import config, ipc, names, wire
-from midair.keeper_client import KeeperClient
-from midair.runtime import Runtime
+from midair import config, names
+from midair.keeper.client import KeeperClient
+from midair.process import ipc, wire
+from midair.process.runtime import Runtime
 from native import connmgr as native
 from native.conntable import ASSIGNED, CLOSED, ConnTable, Slot
 

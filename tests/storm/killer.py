@@ -23,8 +23,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from midair import names
-from midair.manager import MODULES
-from midair.runtime import ACTIVE, Runtime
+from midair.process.runtime import ACTIVE, Runtime
+from midair.up.manager import MODULES
 
 from .copies import Copies
 

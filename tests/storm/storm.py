@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from midair import config, names
-from midair.runtime import Runtime
+from midair.process.runtime import Runtime
 
 from .debris import Debris, leftovers, own_deaths
 from .killer import Killer, StormError, plan

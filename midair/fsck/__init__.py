@@ -1,0 +1,1 @@
+"""`midair fsck`: the rules of shared memory, checked and repaired."""

@@ -1,0 +1,1 @@
+"""The keeper: a second copy of every client's socket."""

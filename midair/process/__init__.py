@@ -1,0 +1,1 @@
+"""What every process of Midair is made of: its start, its role, its files, its messages."""

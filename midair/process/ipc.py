@@ -1,0 +1,246 @@
+"""POSIX shared-memory segments and message queues: opening, making, removing.
+
+Facts relied on:
+- a segment is a sparse file in /dev/shm: its size costs nothing until it is written, and
+  writing past what the file system has left is a SIGBUS, so the room is checked before;
+- the bytes of all queues of a user, full or not, count against RLIMIT_MSGQUEUE of the
+  process that makes one (819200 by default); exceeding it is EMFILE;
+- a descriptor of a queue can be polled, and its O_NONBLOCK belongs to the open file
+  description like a socket's;
+- there need not be a file system to list queues in, so their names must be known.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import stat
+from collections.abc import Container
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import posix_ipc
+
+from midair import names
+from midair.errors import LayoutError, MissingError, PermissionsError, ResourceError
+from midair.process import lease, runtime
+
+SHM = Path("/dev/shm")
+QUEUE_DEPTHS = (10, 8, 6, 4, 2)  # tried in turn when the user's queue bytes run out
+# What the kernel counts for one message beside its bytes (a pointer and a tree node).
+QUEUE_MESSAGE_OVERHEAD = 64
+
+
+@dataclass(frozen=True)
+class Queue:
+    """An open, non-blocking queue: what it is, not what was asked for."""
+
+    name: str
+    fd: int
+    depth: int
+    message_bytes: int
+
+    def close(self) -> None:
+        os.close(self.fd)
+
+
+def open_segment(
+    name: str, size: int, *, create: bool, mode: int = 0o600, gid: int | None = None
+) -> int:
+    """A descriptor of the segment. `create`: make it, zeroed, if it is not there.
+
+    A segment of another size is an error that names it: it was made by another version
+    or with another configuration, and whoever has mapped it relies on its size.
+    """
+    if not create:
+        return _existing_segment(name, size)
+    with runtime.Runtime.create(names.instance_of(name)).lock("segments"):
+        try:
+            return _existing_segment(name, size)
+        except MissingError:
+            pass
+        check_space(size, name)
+        made = _shared_memory(name, posix_ipc.O_CREX, mode)
+        try:
+            os.fchmod(made, mode)  # not subject to the umask
+            if gid is not None:
+                os.fchown(made, -1, gid)
+            os.ftruncate(made, size)  # last: size 0 means that its creator died before
+        except BaseException:
+            os.close(made)
+            posix_ipc.unlink_shared_memory(name)
+            raise
+        return made
+
+
+def check_space(size: int, what: str) -> None:
+    """Refuses `size` bytes of shared memory when /dev/shm could not hold them."""
+    about = os.statvfs(SHM)
+    free = about.f_bavail * about.f_frsize
+    if size > free:
+        raise ResourceError(
+            f"{what}: needs {size} bytes of shared memory, {SHM} has {free} free; "
+            f"make it larger (mount -o remount,size=...; docker: --shm-size) or lower "
+            "connmgr.arena_bytes and connmgr.output_bytes"
+        )
+
+
+def open_queue(
+    name: str,
+    *,
+    depth: int = 10,
+    message_bytes: int = 8192,
+    mode: int = 0o600,
+    gid: int | None = None,
+) -> Queue:
+    """Opens the queue for reading and writing, without blocking; makes it when missing.
+
+    When the user's queue bytes do not suffice, a shorter queue is made: it works, with
+    more waiting under load. Its depth is in the result.
+    """
+    with runtime.Runtime.create(names.instance_of(name)).lock("queues"):
+        try:
+            queue = _queue(name)
+        except MissingError:
+            queue = _make_queue(name, depth, message_bytes, mode, gid)
+    if queue.message_bytes != message_bytes:
+        queue.close()
+        raise LayoutError(
+            f"queue {name} has messages of {queue.message_bytes} bytes, {message_bytes} are needed"
+        )
+    return queue
+
+
+def remove_all(instance: str, uid: int | None = None, keep_roles: Container[str] = ()) -> list[str]:
+    """Removes every segment, queue and lease of an instance; returns what there was.
+
+    `uid`: owner of the instance, if it is not the caller. `keep_roles`: whose leases stay.
+    """
+    uid = os.geteuid() if uid is None else uid
+    removed = []
+    for path in sorted(SHM.glob(f"midair.{names.check_instance(instance)}.*")):
+        try:
+            posix_ipc.unlink_shared_memory("/" + path.name)
+        except (posix_ipc.ExistentialError, posix_ipc.PermissionsError):
+            continue
+        removed.append(f"segment /{path.name}")
+    for noun in names.QUEUES:
+        for index in range(names.CONNMGRS_MAX):
+            name = names.queue(instance, noun, index)
+            try:
+                posix_ipc.unlink_message_queue(name)
+            except (posix_ipc.ExistentialError, posix_ipc.PermissionsError):
+                continue
+            removed.append(f"queue {name}")
+    for role in names.ROLES:
+        if role in keep_roles:
+            continue
+        for index in range(names.CONNMGRS_MAX if role == names.CONNMGR else 1):
+            if lease.remove(uid, instance, role, index):
+                removed.append(f"lease {names.component(role, index)}")
+    return removed
+
+
+def leftovers(instance: str, uid: int | None = None) -> list[str]:
+    """What `remove_all` would find, without touching it."""
+    uid = os.geteuid() if uid is None else uid
+    found = [f"segment /{path.name}" for path in sorted(SHM.glob(f"midair.{instance}.*"))]
+    for noun in names.QUEUES:
+        for index in range(names.CONNMGRS_MAX):
+            name = names.queue(instance, noun, index)
+            try:
+                _queue(name).close()
+            except MissingError:
+                continue
+            except PermissionsError:
+                pass
+            found.append(f"queue {name}")
+    for role in names.ROLES:
+        for index in range(names.CONNMGRS_MAX if role == names.CONNMGR else 1):
+            if lease.exists(uid, instance, role, index):
+                found.append(f"lease {names.component(role, index)}")
+    return found
+
+
+def _shared_memory(name: str, flags: int, mode: int = 0) -> int:
+    try:
+        return int(posix_ipc.SharedMemory(name, flags, mode=mode).fd)
+    except posix_ipc.ExistentialError:
+        raise MissingError(f"segment {name} does not exist") from None
+    except posix_ipc.PermissionsError:
+        raise PermissionsError(f"segment {name} belongs to another user") from None
+
+
+def _existing_segment(name: str, size: int) -> int:
+    fd = _shared_memory(name, 0)
+    actual = os.fstat(fd).st_size
+    if actual == size:
+        return fd
+    os.close(fd)
+    if actual == 0:  # its creator died before it was given a size: nobody has used it
+        posix_ipc.unlink_shared_memory(name)
+        raise MissingError(f"segment {name} does not exist")
+    raise LayoutError(
+        f"segment {name} has {actual} bytes, {size} are configured: "
+        "end the instance (midair down) before changing sizes"
+    )
+
+
+def _queue(name: str, flags: int = 0, **options: Any) -> Queue:
+    try:
+        opened = posix_ipc.MessageQueue(name, flags, **options)
+    except posix_ipc.ExistentialError:
+        raise MissingError(f"queue {name} does not exist") from None
+    except posix_ipc.PermissionsError:
+        raise PermissionsError(f"queue {name} belongs to another user") from None
+    try:
+        fd = os.dup(opened.mqd)
+        os.set_blocking(fd, False)
+        return Queue(name, fd, opened.max_messages, opened.max_message_size)
+    finally:
+        opened.close()
+
+
+def _make_queue(name: str, depth: int, message_bytes: int, mode: int, gid: int | None) -> Queue:
+    for tried in (depth, *(less for less in QUEUE_DEPTHS if less < depth)):
+        try:
+            queue = _queue(
+                name,
+                posix_ipc.O_CREX,
+                mode=mode,
+                max_messages=tried,
+                max_message_size=message_bytes,
+            )
+        except ValueError:  # EINVAL: above fs.mqueue.msg_max or msgsize_max
+            if tried > QUEUE_DEPTHS[0]:
+                continue
+            raise ResourceError(
+                f"queue {name}: {tried} messages of {message_bytes} bytes are above the "
+                "kernel's limits (fs.mqueue.msg_max, fs.mqueue.msgsize_max)"
+            ) from None
+        except OSError as error:
+            if error.errno not in (None, 0, 24):
+                raise ResourceError(f"queue {name}: {error}") from None
+            continue  # EMFILE, which posix_ipc passes on without its number
+        os.fchmod(queue.fd, mode)
+        if gid is not None:
+            os.fchown(queue.fd, -1, gid)
+        return queue
+    raise ResourceError(_no_queue_bytes(name, message_bytes))
+
+
+def _no_queue_bytes(name: str, message_bytes: int) -> str:
+    limit = resource.getrlimit(resource.RLIMIT_MSGQUEUE)[0]
+    each = 2 * QUEUE_DEPTHS[0] * (message_bytes + QUEUE_MESSAGE_OVERHEAD)
+    return (
+        f"queue {name}: this user's limit of {limit} bytes of message queues "
+        f"(RLIMIT_MSGQUEUE) is used up: it is enough for {limit // each} connection managers "
+        "in all instances together; end another instance, lower connmgr.count, or raise it "
+        "(systemd: LimitMSGQUEUE=, shell: ulimit -q)"
+    )
+
+
+def queue_mode(gid: int | None) -> int:
+    """Mode of what the router shares with the others: its own user has the group."""
+    return stat.S_IRUSR | stat.S_IWUSR | (0 if gid is None else stat.S_IRGRP | stat.S_IWGRP)

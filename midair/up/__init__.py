@@ -1,0 +1,1 @@
+"""The manager of an instance (`midair up`) and the commands that talk to it."""

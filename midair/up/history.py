@@ -1,0 +1,87 @@
+"""What the manager adds to the event log (events.py): deaths, absences, upgrades."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+from midair import names
+from midair.process import events
+from midair.process.runtime import Runtime
+from midair.up.component import Component, Process
+
+
+class History:
+    """The manager's side of the event log."""
+
+    def __init__(self, runtime: Runtime, generation: int) -> None:
+        self._runtime = runtime
+        self._generation = generation
+        self._upgrade: dict[str, Any] = {}  # what is known of the upgrade of one component
+        self._began_at = 0.0
+
+    def up(self, version: str, listen: list[str]) -> None:
+        self._own(events.UP, version=version, listen=listen)
+
+    def down(self, why: str) -> None:
+        self._own(events.DOWN, why=why)
+
+    def died(self, component: Component, process: Process, deaths: int) -> None:
+        """One that was at work, or on its way there, has died. Its successor may be there."""
+        now = time.monotonic()
+        said = {"end": process.last_end, "code": process.last_code, "deaths": deaths}
+        self._add(events.DIED, component, process, **said)
+        if not component.away_since and process.ready_at:
+            component.away_since = now
+        if component.active is not None:
+            self.ready(component, component.active)
+
+    def hung(self, component: Component, process: Process, silent_s: float) -> None:
+        self._add(events.HUNG, component, process, silent_s=round(silent_s, 1))
+
+    def gave_up(self, component: Component, process: Process, why: str) -> None:
+        self._add(events.GAVE_UP, component, process, why=why)
+
+    def ready(self, component: Component, process: Process) -> None:
+        """A process is at work: how long nobody was."""
+        if component.away_since:
+            away_s = max(0.0, process.ready_at - component.away_since)
+            component.away_since = 0.0
+            self._add(events.BACK, component, process, away_ms=round(away_s * 1e3, 3))
+
+    def upgrade(self, told: dict[str, Any]) -> None:
+        """What an upgrade tells, in the order in which it does."""
+        event = told.get("event")
+        if "error" in told:
+            who = self._upgrade.get("component", names.MANAGER)
+            pid = os.getpid()
+            self._append(events.UPGRADE_FAILED, who, pid, self._generation, error=told["error"])
+            self._upgrade = {}
+        elif event == "starting":
+            self._upgrade = {"component": told["component"], "from": told["old"]}
+            self._upgrade["to"] = told["version"]
+            self._began_at = time.monotonic()
+        elif event == "active":
+            self._upgrade["pause_ms"] = told["ms"]
+            self._upgrade["began_ns"] = time.monotonic_ns() - int(told["ms"] * 1e6)
+        elif event == "upgraded":
+            who = self._upgrade.pop("component", told["component"])
+            took_ms = round((time.monotonic() - self._began_at) * 1e3, 1)
+            pid, stem = told["pid"], who.replace("/", "-")
+            generation = events.generation_of(self._runtime, stem, pid)
+            self._append(events.UPGRADED, who, pid, generation, **self._upgrade, took_ms=took_ms)
+            self._upgrade = {}
+
+    def _own(self, kind: str, **details: Any) -> None:
+        self._append(kind, names.MANAGER, os.getpid(), self._generation, **details)
+
+    def _add(self, kind: str, component: Component, process: Process, **details: Any) -> None:
+        stem = component.called.replace("/", "-")
+        generation = events.generation_of(self._runtime, stem, process.pid)
+        self._append(kind, component.called, process.pid, generation, **details)
+
+    def _append(
+        self, kind: str, who: str, pid: int, generation: int | None, **details: Any
+    ) -> None:
+        events.append(self._runtime, names.MANAGER, kind, who, pid, generation, **details)

@@ -1,0 +1,136 @@
+"""`midair status` and `midair down`: about an instance, from outside it."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from typing import Any
+
+from midair.errors import MidairError, MissingError, NotRunningError
+from midair.exits import Exit
+from midair.process import events, runtime
+from midair.process.runtime import Runtime
+from midair.up import command as up
+from midair.up import control
+from midair.up.manager import row
+
+DOWN_S = 15.0
+EVENTS_SHOWN = 10
+
+
+def gather(instance: str) -> dict[str, Any]:
+    """The report on a running instance: its manager's, or (systemd) what its parts say."""
+    found = find(instance)
+    try:
+        report = control.ask(found, control.STATUS)
+        report["events"] = noted(found)
+        return report
+    except NotRunningError:
+        states = found.states()
+        if not states:
+            raise _not_running(instance) from None
+    try:
+        addresses = json.loads((found.path / "listen.json").read_text())
+    except (FileNotFoundError, ValueError):
+        addresses = []
+    return {
+        "instance": instance,
+        "listen": addresses,
+        "components": [row(state, max(0, state.generation - 1)) for state in states],
+        "events": noted(found),
+    }
+
+
+def noted(found: Runtime) -> list[dict[str, Any]]:
+    """The last events, without those that every start has."""
+    usual = (events.UP, events.ACTIVE)
+    return [it for it in events.read(found) if it.get("kind") not in usual][-EVENTS_SHOWN:]
+
+
+def table(report: dict[str, Any]) -> str:
+    """A report for people."""
+    head = ("component", "pid", "state", "version", "generation", "uptime", "restarts")
+    rows = [head]
+    for item in report["components"]:
+        index = item["index"]
+        rows.append(
+            (
+                item["role"] if index is None else f"{item['role']}/{index}",
+                _text(item["pid"]),
+                item["state"],
+                _text(item["version"]),
+                _text(item["generation"]),
+                _duration(item["uptime_s"]),
+                str(item["restarts"]),
+            )
+        )
+    widths = [max(len(line[at]) for line in rows) for at in range(len(head))]
+    lines = [f"instance {report['instance']}, listening on {', '.join(report['listen'])}"]
+    for line in rows:
+        lines.append("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)))
+    if report.get("monitor"):
+        lines.append(f"monitor: http://{report['monitor']}/")
+    for it in report["events"]:
+        at = datetime.fromtimestamp(it["wall_ns"] / 1e9)
+        lines.append(f"{at:%Y-%m-%d %H:%M:%S}  {events.tell(it)}")
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def down(instance: str) -> str:
+    """Ends an instance and waits until it is gone; what to tell the user."""
+    found = find(instance)
+    try:
+        pid = control.ask(found, control.DOWN)["pid"]
+    except NotRunningError:
+        return _clean_dead(found)
+    if not up.wait_gone([pid], DOWN_S):
+        raise MidairError(f"instance {instance!r} (pid {pid}) has not ended in {DOWN_S:g} s")
+    return f"instance {instance!r} has ended"
+
+
+def _clean_dead(found: Runtime) -> str:
+    """What there is to do when no manager answers."""
+    alive = found.states()
+    if alive:
+        raise MidairError(
+            f"instance {found.instance!r} was not started by `midair up` (pids "
+            f"{', '.join(str(state.pid) for state in alive)}): stop it where it was started, "
+            "for example with systemctl"
+        )
+    up.only_manager(found)
+    up.clean(found)
+    raise NotRunningError(
+        f"instance {found.instance!r} was not running any more; removed what it had left"
+    )
+
+
+def find(instance: str) -> Runtime:
+    """The runtime directory of an instance that has been started, or an error with advice."""
+    try:
+        return Runtime.open(instance)
+    except MissingError:
+        raise _not_running(instance) from None
+
+
+def _not_running(instance: str) -> NotRunningError:
+    parent = runtime.locate(instance).parent
+    others = []
+    if parent.is_dir():
+        others = sorted(path.name for path in parent.iterdir() if any(path.glob("*.state")))
+    hint = f"; running: {', '.join(others)} (use --name)" if others else "; start it: midair up"
+    return NotRunningError(f"instance {instance!r} is not running{hint}", Exit.NOT_RUNNING)
+
+
+def _text(value: Any) -> str:
+    return "-" if value is None else str(value)
+
+
+def _duration(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    whole = int(seconds)
+    if whole < 60:
+        return f"{seconds:.1f}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02}s"
+    return f"{whole // 3600}h{whole % 3600 // 60:02}m"

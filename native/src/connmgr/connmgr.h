@@ -1,0 +1,466 @@
+/* connmgr: the data plane of one connection manager. Private memory; everything here is
+ * derived from the journal, the arena and the kernel, and dies with the process.
+ *
+ * One turn (connmgr_turn) is: take orders from the router and append what they say to the
+ * recipients' output, write it out, read clients and append references, send references.
+ * Python is given only the events it must decide on.
+ *
+ *   connmgr.c     opening, the turn, timers
+ *   recover.c     the start, fresh or after a crash
+ *   connection.c  from adoption to the end of a connection
+ *   input.c       recv in place
+ *   stalled.c     connections that wait for room, in order
+ *   held.c        connections that wait for their rate or for a consumer
+ *   slow.c        consumers that do not read
+ *   frames.c      frames to references
+ *   output.c      segments and blocks of pending output, writing
+ *   orders.c      a batch of orders: one step, and relinquishing
+ *   deliver.c     messages to the output of those who get them
+ *   flow.c        decisions of the router that are repeated
+ *   modes_in.c    headers and subjects to modes
+ *   modes_out.c   orders of modes to deliveries
+ *   trace.c       records of deliveries
+ *   subtable.c    (connection, sid) -> sub slot
+ */
+#ifndef MIDAIR_CONNMGR_H
+#define MIDAIR_CONNMGR_H
+
+#include "base/api.h"
+#include "shm/arena.h"
+#include "protocol/nats/codec_nats.h"
+#include "shm/conntable.h"
+#include "connmgr/journal.h"
+#include "base/sockpos.h"
+#include "base/spin.h"
+#include "observe/trace.h"
+
+#include <sys/epoll.h>
+
+#define CONNMGR_NONE UINT32_MAX
+#define CONNMGR_EVENTS_MAX 512
+#define CONNMGR_RECV_MAX 61440u       /* bytes of one recv, the quantum: two and a frame fit a chunk */
+#define CONNMGR_RECV_MIN 16384u       /* the least room for one, when there are few free chunks */
+#define CONNMGR_RECV_LINE 512u        /* bytes of one recv of a control line when too much is begun */
+#define CONNMGR_BULK_BYTES 32768u     /* a frame larger than this gets a chunk of its own */
+#define CONNMGR_COPY_MAX BATCH_COPY_MAX /* a body larger than this is written from the arena */
+#define CONNMGR_REFS_AHEAD 8u         /* unsent reference batches before reading stops */
+#define CONNMGR_ORDERS_A_TURN 16      /* order batches between two writes */
+#define CONNMGR_MADE_A_TURN (1u << 22) /* bytes of output before it is written: more leaves the cache */
+#define CONNMGR_FULL_MESSAGES 200u    /* in a batch of references that is sent */
+#define CONNMGR_PASSES_A_TURN 8       /* over the readable connections, until a batch is full */
+#define CONNMGR_MORE_ROUNDS 4         /* with little in them, until a flood is over */
+#define CONNMGR_PAUSE_MS 2            /* without much to read, likewise */
+#define CONNMGR_READS_A_TURN 64       /* connections read between two looks at orders */
+#define CONNMGR_CHUNKS_RESERVED 16u   /* kept for small messages when large ones come */
+#define CONNMGR_CHUNKS_FEW 64u        /* free chunks below which they are filled to the end */
+#define CONNMGR_CHUNKS_COMPACT 4u     /* of those, kept for moving unfinished frames together */
+#define MODES_HEADER_MAX 4096u        /* bytes of a header block that are searched for a mode */
+#define FLOW_SUBS_MAX 16u
+#define FLOW_SUBJECT_MAX 128u
+#define FLOW_NEVER UINT64_MAX
+#define CONNMGR_DISCARD_NS 2000000000ULL /* how long a lingering peer may keep us waiting */
+
+API enum connmgr_event_type {
+    EVENT_FD = 1,      /* a descriptor given to connmgr_watch is readable: code = its tag */
+    EVENT_CONNECT = 2, /* CONNECT arrived: data = JSON, code = options so far; answer with
+                        * connmgr_connected */
+    EVENT_REFUSED = 3, /* a frame was refused: code = enum nats_error; answer with connmgr_fail */
+    EVENT_CLOSED = 4,  /* the socket is gone: code = enum close_reason */
+    EVENT_ENDED = 5,   /* the router confirmed; the slot is free again */
+};
+
+API enum close_reason { /* every connection that ends has one; counted by name */
+    CLOSE_CLIENT = 0,
+    CLOSE_READ_ERROR = 1,
+    CLOSE_WRITE_ERROR = 2,
+    CLOSE_PROTOCOL = 3,
+    CLOSE_STALE = 4,
+    CLOSE_SLOW_BYTES = 5,
+    CLOSE_SLOW_DEADLINE = 6,
+    CLOSE_SUBSCRIPTIONS = 7,
+    CLOSE_SERVER = 8,
+    CLOSE_RATE = 9,
+    CLOSE_NAME_TAKEN = 10,
+    CLOSE_REASONS = 11,
+};
+
+API struct connmgr_event {
+    uint32_t type;
+    uint32_t slot;
+    uint64_t uid;
+    int32_t code;
+    uint32_t len;
+    const char *data;
+};
+
+enum ask { ASK_OPEN = 1, ASK_READY = 2, ASK_CLOSE = 4 };
+
+/* What happens to a consumer with more than max_pending bytes waiting for it; whatever it is,
+ * one that takes nothing for write_deadline_ns is told and closed. */
+enum slow_policy {
+    SLOW_DISCONNECT = 0,   /* it is told and closed */
+    SLOW_DROP = 1,         /* further messages are left out; it is told how many */
+    SLOW_BACKPRESSURE = 2, /* who publishes to it is not read until it has caught up */
+};
+#define CONNMGR_LISTENERS_MAX 16u
+
+API struct connmgr_conf {
+    uint32_t index, connmgrs;
+    uint32_t max_payload, max_control_line;
+    uint32_t max_subscriptions; /* per connection; 0: none */
+    uint64_t max_pending;       /* bytes */
+    uint64_t write_deadline_ns, ping_interval_ns;
+    uint32_t ping_max;
+    uint32_t spin_adaptive;
+    uint64_t spin_ns;           /* see spin.h */
+    uint32_t flow_leases;       /* 1: decisions of the router are repeated (flow.c) */
+    uint64_t max_messages_s, max_bytes_s; /* from one connection, each second; 0: none */
+    uint32_t rate_closes;                 /* 1: who sends more is closed; 0: read later */
+    uint8_t slow[CONNMGR_LISTENERS_MAX];  /* enum slow_policy of each listener */
+};
+
+API struct connmgr_stats { /* only grow */
+    uint64_t messages_in, bytes_in, messages_out, bytes_out;
+    uint64_t recvs, sends, turns, sleeps;
+    uint64_t order_batches, ref_batches, stalls, compacted;
+    uint64_t throttled;  /* times a connection was over its rate, and not read for a while */
+    uint64_t held;       /* times one was not read because a consumer was crowded */
+    uint64_t dropped;    /* messages left out by SLOW_DROP */
+    uint64_t repeated;   /* messages delivered as the router had decided before (flow.c) */
+    uint64_t closed[CLOSE_REASONS];
+    uint64_t refused[NATS_ERRORS]; /* frames answered with -ERR, by -enum nats_error */
+    /* what a start found of its predecessor's work, and repaired */
+    uint64_t found_words;   /* of a committed step that was not finished */
+    uint64_t found_input;   /* bytes taken from sockets and not recorded as frames */
+    uint64_t found_output;  /* bytes given to sockets and not recorded */
+    uint64_t found_batches; /* received and not processed, or not sent */
+};
+
+struct conn {
+    int fd;               /* -1: none */
+    uint32_t slot;
+    uint64_t uid;
+    uint32_t phase;       /* enum conn_phase */
+    uint32_t options;     /* enum conn_option */
+    /* input: see J2 */
+    uint32_t chunk;       /* CONNMGR_NONE: nothing buffered */
+    uint32_t at, len;
+    uint32_t need;        /* bytes of the frame at `at`, once known */
+    uint32_t begun;       /* its part of connmgr.begun */
+    uint64_t in_pos;
+    uint8_t own_chunk;    /* the chunk is filled by this connection alone */
+    uint8_t chained;      /* the frame lies along a chain of chunks */
+    uint8_t paused;       /* Python has to answer first */
+    uint8_t awaiting;     /* PONGs on their way; a verbose client's input waits for them */
+    uint8_t stalled;      /* no room: enum stalled_list + 1 */
+    uint8_t writing;      /* waiting for the socket to take more */
+    uint8_t dirty;        /* has uncommitted output */
+    uint8_t flush;        /* is in the list of connections to write */
+    uint8_t reading;      /* is in the input epoll */
+    uint8_t slow;         /* enum slow_policy of its listener */
+    uint8_t crowded;      /* publishers are told to wait for it */
+    uint8_t held;         /* enum held_for: not read, in the list of those */
+    int8_t ending;        /* close once committed: reason + 1 */
+    uint8_t asked;        /* enum ask: references that are due */
+    uint8_t confirmed;    /* lingering, and the router has ended the session */
+    uint8_t discarding;   /* our side is shut down, reading to the end */
+    uint8_t lost;         /* its socket did not survive */
+    uint8_t failed;       /* an error was sent: no deliveries any more */
+    /* output: see J3 */
+    uint32_t head, tail;  /* segments; CONNMGR_NONE: empty */
+    uint32_t write_block; /* being filled; counts as a user of the block */
+    uint8_t *write_at, *write_end;
+    uint64_t end, sent;   /* stream positions: appended, taken by the kernel */
+    uint64_t dropped;     /* messages left out, to be told with the next one */
+    uint64_t messages_out, messages_in; /* for show.h */
+    /* lists and times */
+    uint32_t sub_first, subs;
+    uint32_t next_dirty, next_flush, next_stalled, prev_stalled, next_asked, next_marked;
+    uint64_t stuck_since; /* the kernel took nothing since; 0: not stuck */
+    uint64_t linger_since; /* PHASE_LINGER */
+    uint64_t paid_messages_ns, paid_bytes_ns; /* until when its rate is used up */
+    uint32_t next_held, prev_held;
+    uint32_t consumer;     /* HELD_FOR_CONSUMER: slot and uid of the crowded one */
+    uint64_t consumer_uid;
+    uint64_t heard_ns;    /* last bytes from the client */
+    uint32_t pings;       /* unanswered */
+    uint32_t pass;        /* the last one it was read in */
+    uint32_t run;         /* the last one it was a recipient of (deliver.c) */
+    /* what it published: see flow.c */
+    uint8_t has_flow;      /* connmgr.flows has one for it */
+    uint8_t routing;       /* messages of it are with the router, */
+    uint64_t routed_last;  /* and this is the last of them; */
+    uint64_t routed_subscribed; /* connmgr.subscribed as it was then, or FLOW_NEVER */
+};
+
+struct flow { /* see flow.c */
+    uint64_t subscribed; /* connmgr.subscribed when it was decided */
+    uint16_t subject_len, count;
+    uint32_t subs[FLOW_SUBS_MAX];
+    char subject[FLOW_SUBJECT_MAX];
+};
+
+struct flow_mark { /* how far the references were before a step */
+    uint64_t seq, subscribed, modes;
+    uint32_t bytes;
+};
+
+enum stalled_list {
+    STALLED_BEGUN = 0, /* has bytes: of frames that wait for the ring, or of a small one */
+    STALLED_LARGE = 1, /* has the beginning of a frame that wants chunks of its own */
+    STALLED_FRESH = 2, /* has nothing yet */
+    STALLED_LISTS = 3,
+};
+struct stalled { /* first come, first served; linked by next_stalled and prev_stalled */
+    uint32_t first, last;
+};
+
+enum held_for { HELD_FOR_RATE = 1, HELD_FOR_CONSUMER = 2 };
+
+struct hold_said { /* a publisher that was told of a crowded consumer, and when */
+    uint64_t consumer_uid, publisher;
+    uint64_t when_ns;
+};
+#define CONNMGR_HOLDS_SAID 1024u /* remembered, so that not every message says it again */
+#define CONNMGR_HOLDS_DUE 256u   /* waiting for room in the ring; further ones are said later */
+struct hold_due {
+    uint64_t consumer_uid;
+    uint32_t consumer, publisher, connmgr;
+};
+
+struct sub_link { /* derived, per sub slot */
+    uint32_t hash_next;
+    uint32_t conn_next, conn_prev; /* CONNMGR_NONE ends */
+};
+
+struct let_go { /* messages in a row of the batch being processed, to relinquish after its commit */
+    uint64_t handle; /* of the first */
+    uint64_t limit;  /* of each, as ledger bits */
+    uint32_t count;
+};
+
+struct connmgr {
+    struct connmgr_conf conf;
+    struct journal *journal;
+    struct conntable *table;
+    struct arena *arenas[LEDGER_CONNMGRS_MAX];
+    uint32_t *local[LEDGER_CONNMGRS_MAX]; /* per entry: segments here that need its body */
+    struct arena_pool pool;
+    struct redo redo;
+    struct batch_out refs;
+    mqd_t orders;
+    int epoll, epoll_in, epoll_out;
+    int in_armed, refs_armed;
+    struct epoll_event ready[CONNMGR_READS_A_TURN]; /* readable, in the order they are read */
+    int ready_at, ready_count;
+    uint32_t pass;     /* see count_pass() */
+    uint64_t large_reads, large_seen, reads_seen, messages_seen, active_ns; /* see flood_is_over() */
+    uint32_t run;      /* see each_once() */
+    uint32_t bulk;     /* connections with chunks of their own: these can always go on */
+    uint64_t begun;    /* bytes of unfinished frames in shared chunks */
+    uint64_t begun_max;
+    struct stalled stalled[STALLED_LISTS];
+    int retrying;      /* serving those that wait: they do not wait for each other */
+    uint32_t held_first;
+    uint64_t held_looked_ns;
+    struct hold_said holds_said[CONNMGR_HOLDS_SAID];
+    struct hold_due holds_due[CONNMGR_HOLDS_DUE];
+    uint32_t holds_due_count;
+    int stalled_ring;  /* some wait for room in the ring, not for the arena */
+    int stalled_more;  /* some could go on without anything happening first */
+    int recovering; /* in connmgr_start: steps may be repetitions */
+    struct spin spin[2]; /* without and with an answer of the router to wait for */
+    uint64_t spin_seen;  /* spin_work() in and out when it was last asked */
+    int asking;          /* references were sent, and no orders have come since */
+    uint64_t now_ns;
+    uint64_t my_bit;
+    uint64_t open_handle[LEDGER_CONNMGRS_MAX]; /* with the uncommitted; see journal.h */
+
+    struct conn *conns;
+    struct conn_rec *recs;
+
+    struct sub_rec *subs;
+    struct sub_link *links;
+    uint32_t *sub_hash, sub_hash_mask;
+    uint32_t *sub_free, sub_free_count;
+    uint32_t *sub_due, sub_due_count; /* REF_UNSUBSCRIBE to send */
+
+    struct out_seg *segs;
+    uint32_t *seg_free, seg_free_count;
+    uint32_t *block_free, block_free_count;
+    uint16_t *block_users;
+
+    uint32_t fill_chunk, fill_at; /* the shared open chunk */
+    uint32_t *chunk_messages;     /* entries given out, with the uncommitted */
+
+    uint32_t dirty_first, flush_first, marked_first, asked_first, asked_last;
+    uint64_t made;       /* bytes for clients since the start */
+    struct ref *repeatable; /* of the frame being parsed, if such as follow may join it */
+    struct let_go *let_go;
+    uint32_t let_go_count;
+    uint8_t *scratch;
+    uint32_t conn_count;
+
+    int flows_on;
+    uint64_t subscribed;  /* subscriptions that the router was told of */
+    struct flow *flows;   /* by slot of the publisher */
+    uint64_t modes;       /* messages of a mode that the router was told of */
+    struct batch flow_orders;
+
+    struct trace trace;
+    struct connmgr_event events[CONNMGR_EVENTS_MAX];
+    uint32_t event_count;
+    struct connmgr_stats stats;
+};
+
+/* ---- the seam to Python ---- */
+API int connmgr_open(const struct connmgr_conf *conf, struct journal *journal, struct conntable *table,
+                 int refs_queue, int orders_queue, struct connmgr **ret_cm);
+API int connmgr_add_arena(struct connmgr *cm, uint32_t index, struct arena *arena);
+/* Start, fresh or after a crash, in three steps: load the journal (returns connections found),
+ * give it back the sockets that survived, rebuild the rest. Connections whose socket did
+ * not come back are ended. */
+API int connmgr_load(struct connmgr *cm);
+API int connmgr_found(const struct connmgr *cm, uint32_t slot, uint64_t *ret_uid); /* 1: needs its socket */
+API int connmgr_readopt(struct connmgr *cm, uint32_t slot, uint64_t uid, int fd);
+API int connmgr_start(struct connmgr *cm);
+API void connmgr_close(struct connmgr *cm);
+API int connmgr_watch(struct connmgr *cm, int fd, uint32_t tag);
+API void connmgr_unwatch(struct connmgr *cm, int fd);
+/* One turn; sleeps at most timeout_ms when there is nothing to do. Returns the number of
+ * events in connmgr_events, or a negative errno. */
+API int connmgr_turn(struct connmgr *cm, int timeout_ms);
+API const struct connmgr_event *connmgr_events(const struct connmgr *cm);
+/* Calls other than turn leave events too. They are kept until they are forgotten. */
+API uint32_t connmgr_event_count(const struct connmgr *cm);
+API void connmgr_forget_events(struct connmgr *cm);
+API int connmgr_adopt(struct connmgr *cm, uint32_t slot, uint64_t uid, int fd);
+API int connmgr_connected(struct connmgr *cm, uint32_t slot, uint64_t uid, uint32_t options,
+                      const char *name, uint32_t name_len);
+/* Sends text (an -ERR line) and ends the connection when it is written. */
+API int connmgr_fail(struct connmgr *cm, uint32_t slot, uint64_t uid, const char *text, uint32_t len,
+                 int reason);
+/* Once a second: pings, stale peers, write deadlines. */
+API void connmgr_tick(struct connmgr *cm);
+API const struct connmgr_stats *connmgr_get_stats(const struct connmgr *cm);
+API uint32_t connmgr_conn_count(const struct connmgr *cm);
+/* Slots ever used, and the descriptor of the connection in one (-1: none). */
+API uint32_t connmgr_slots(const struct connmgr *cm);
+API int connmgr_socket(const struct connmgr *cm, uint32_t slot, uint64_t *ret_uid);
+
+/* ---- between the C files ---- */
+static inline struct conn *connmgr_conn(struct connmgr *cm, uint32_t slot) { return &cm->conns[slot]; }
+struct connmgr_event *connmgr_event(struct connmgr *cm, uint32_t type, const struct conn *c, int code);
+void connmgr_end(struct connmgr *cm, struct conn *c, int reason);
+void connmgr_reset(struct conn *c, uint32_t slot);
+uint64_t connmgr_clock_ns(void);
+int connmgr_epoll(int epoll, int fd, uint32_t events, uint32_t tag); /* adds or changes */
+void connmgr_ended(struct connmgr *cm, uint32_t slot, uint64_t uid);
+/* One step of a lingering connection: once the router has ended its session and the error is
+ * written, our side is shut down. A client that sees the end is thus out of every group. */
+void connmgr_linger(struct connmgr *cm, struct conn *c);
+void connmgr_end_later(struct connmgr *cm, struct conn *c); /* with connmgr_end_marked() */
+/* Ends the connections a batch found to be too slow, once the batch is done. */
+void connmgr_end_marked(struct connmgr *cm);
+void connmgr_ask(struct connmgr *cm, struct conn *c, uint8_t what);
+void connmgr_set_reading(struct connmgr *cm, struct conn *c, int on);
+
+void input_read(struct connmgr *cm, struct conn *c);
+void input_receive(struct connmgr *cm, struct conn *c); /* the same, after input_place */
+int input_place(struct connmgr *cm, struct conn *c);
+int input_may_begin(const struct connmgr *cm);
+int input_pack(struct connmgr *cm, struct conn *c); /* moves it behind others: 0 if there is no chunk */
+void input_parse(struct connmgr *cm, struct conn *c);
+void input_drop(struct connmgr *cm, struct conn *c);
+void input_wake(struct connmgr *cm, struct conn *c);
+void stalled_open(struct connmgr *cm);
+void stalled_add(struct connmgr *cm, struct conn *c);
+void stalled_remove(struct connmgr *cm, struct conn *c);
+int stalled_any(const struct connmgr *cm);
+void stalled_retry(struct connmgr *cm);
+void stalled_compact(struct connmgr *cm);
+void input_commit(struct connmgr *cm, struct conn *c);
+uint8_t *input_bytes(struct connmgr *cm, const struct conn *c);
+int frames_have_room(const struct connmgr *cm);
+int frames_parse(struct connmgr *cm, struct conn *c);
+int frames_parse_chain(struct connmgr *cm, struct conn *c);
+void frames_refuse(struct connmgr *cm, struct conn *c, int error);
+struct nats_limits frames_limits(const struct connmgr *cm, const struct conn *c);
+int input_recover(struct connmgr *cm, struct conn *c, uint64_t taken);
+
+void output_mark(struct connmgr *cm, struct conn *c); /* its record changes with this step */
+uint8_t *output_reserve(struct connmgr *cm, struct conn *c, uint32_t bytes);
+void output_append(struct connmgr *cm, struct conn *c, const void *bytes, uint32_t len);
+/* A block that is filled once for several connections; each gets its first `len` bytes, and the one
+ * who filled it says when it has been given to all. */
+uint8_t *output_share(struct connmgr *cm, uint32_t *ret_block);
+void output_append_shared(struct connmgr *cm, struct conn *c, uint32_t block, uint32_t len);
+void output_shared(struct connmgr *cm, uint32_t block);
+void output_append_body(struct connmgr *cm, struct conn *c, uint64_t handle, uint32_t skip, uint32_t len);
+void output_put(struct connmgr *cm);   /* all dirty connections into the step being committed */
+void output_flush(struct connmgr *cm); /* writes all connections in the flush list */
+void output_write(struct connmgr *cm, struct conn *c);
+void output_resume(struct connmgr *cm, struct conn *c);
+void output_drop(struct connmgr *cm, struct conn *c);
+int output_make_room(struct connmgr *cm);
+int output_has_room(const struct connmgr *cm); /* there is nothing to be made */
+void output_recover(struct connmgr *cm);
+
+void held_charge(struct connmgr *cm, struct conn *c, uint64_t messages, uint64_t bytes);
+void held_for_consumer(struct connmgr *cm, struct conn *c, uint32_t consumer, uint64_t uid);
+void held_remove(struct connmgr *cm, struct conn *c);
+void held_retry(struct connmgr *cm);
+static inline int held_any(const struct connmgr *cm) { return cm->held_first != CONNMGR_NONE; }
+
+/* Whether the message may be appended for this consumer, which has too much waiting already. */
+int slow_may_deliver(struct connmgr *cm, struct conn *c, uint64_t handle);
+void slow_end(struct connmgr *cm, struct conn *c, int reason); /* tells it and closes it */
+void slow_written(struct connmgr *cm, struct conn *c); /* some of what waited was taken */
+void slow_recover(struct connmgr *cm, struct conn *c);
+void slow_send_holds(struct connmgr *cm);
+
+int orders_process(struct connmgr *cm, const struct batch *b);
+
+struct flow_mark flow_mark(const struct connmgr *cm); /* at the beginning of a step of input */
+/* Messages `first` and on of the chunk were taken: delivers them as it was decided before. Then there is
+ * nothing to tell the router, and chunk_messages says how many of them are to be committed: all or none.
+ * 0: nothing was done. */
+int flow_repeat(struct connmgr *cm, struct conn *c, const struct flow_mark *m, uint32_t chunk, uint32_t first);
+/* What the router says about the last messages of this connection is not to be repeated. */
+static inline void flow_never(struct conn *c) { c->routed_subscribed = FLOW_NEVER; }
+/* The router is asked about the messages before `last`. */
+void flow_asked(struct connmgr *cm, struct conn *c, const struct flow_mark *m, uint32_t chunk, uint32_t last);
+/* The orders of a batch are carried out, and their messages still there. `last_at`: of the last delivery. */
+void flow_learn(struct connmgr *cm, const struct batch *b, uint32_t last_at);
+
+/* Carries out the ORDER_DELIVER or ORDER_RUN at `at` and those after it for the same recipients. Returns where the
+ * next order is. */
+uint32_t deliver_orders(struct connmgr *cm, const struct batch *b, uint32_t at, uint32_t stamp);
+/* The connection of a subscription, counted on it as a delivery of that message (0: one that the
+ * router wrote); NULL: it gets nothing more. */
+struct conn *deliver_recipient(struct connmgr *cm, uint32_t sub, uint32_t stamp, uint64_t handle);
+/* Delivers the message of an order with another subject or reply than it was published with. */
+void deliver_as(struct connmgr *cm, const struct order *o, const struct order_mode *as, uint32_t stamp);
+void deliver_no_responders(struct connmgr *cm, const struct order *o, uint32_t stamp);
+
+/* 1: the message is of a mode, or to a subject of ours. `headers`: bytes of them to look at. */
+int modes_recognise(const uint8_t *p, const struct nats_frame *f, uint32_t headers, uint64_t now_ns,
+                    struct ref_mode *ret_mode);
+void modes_deliver(struct connmgr *cm, const struct order *o, uint32_t stamp);
+void modes_text(struct connmgr *cm, const struct order *o, uint32_t stamp);
+void modes_name_taken(struct connmgr *cm, const struct order *o);
+void modes_name_taken_late(struct connmgr *cm, const struct order *o);
+void connmgr_send_due(struct connmgr *cm);
+
+uint32_t subtable_find(struct connmgr *cm, uint32_t conn, const uint8_t *sid, uint32_t len);
+uint32_t subtable_add(struct connmgr *cm, struct conn *c, const uint8_t *sid, uint32_t len, int plain);
+void subtable_die(struct connmgr *cm, uint32_t sub);
+void subtable_free(struct connmgr *cm, uint32_t sub);
+void subtable_recover(struct connmgr *cm);
+
+static inline uint64_t sub_handle(const struct connmgr *cm, uint32_t sub)
+{
+    return sub | (cm->subs[sub].word & 0x1fffffff00000000ULL);
+}
+
+#endif

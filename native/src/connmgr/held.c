@@ -1,0 +1,111 @@
+/* held: connections that are not read for a while, though there is room for what they say.
+ *
+ * Two reasons (enum held_for). Rate: it sent more than max_messages_s or max_bytes_s allow, and
+ * its allowance has to grow back. Consumer: it publishes to a connection whose policy is
+ * backpressure, and which has too much waiting (slow.c): until that one's mark in the connection
+ * table is gone, or it is.
+ *
+ * Private memory of the connmgr. After a crash nobody is held and every allowance is full: a
+ * connection is read once, and then held again if there is still reason to. So nobody is held for
+ * longer than the reason is there, whoever dies.
+ *
+ * The allowance is kept as the time until which it is used up: it grows with what is received, and
+ * the clock catches up with it. A connection may be BURST_NS ahead.
+ */
+#include "connmgr/connmgr.h"
+
+#define BURST_NS 1000000000ULL /* a second's worth at once */
+#define LOOK_NS 1000000ULL     /* between two looks at all that are held */
+
+static void hold(struct connmgr *cm, struct conn *c, uint8_t reason)
+{
+    if (!c->held) {
+        c->prev_held = CONNMGR_NONE;
+        c->next_held = cm->held_first;
+        if (cm->held_first != CONNMGR_NONE)
+            cm->conns[cm->held_first].prev_held = c->slot;
+        cm->held_first = c->slot;
+    }
+    c->held |= reason;
+    connmgr_set_reading(cm, c, 0);
+}
+
+void held_remove(struct connmgr *cm, struct conn *c)
+{
+    if (c->prev_held == CONNMGR_NONE)
+        cm->held_first = c->next_held;
+    else
+        cm->conns[c->prev_held].next_held = c->next_held;
+    if (c->next_held != CONNMGR_NONE)
+        cm->conns[c->next_held].prev_held = c->prev_held;
+    c->held = 0;
+}
+
+static uint64_t used_up(uint64_t until, uint64_t now, uint64_t count, uint64_t each_second)
+{
+    if (!each_second)
+        return 0;
+    return (until > now ? until : now) + (uint64_t)((double)count * 1e9 / (double)each_second);
+}
+
+static int over_rate(const struct connmgr *cm, const struct conn *c)
+{
+    return c->paid_messages_ns > cm->now_ns + BURST_NS || c->paid_bytes_ns > cm->now_ns + BURST_NS;
+}
+
+/* Counts what was received against the rates of the connection. */
+void held_charge(struct connmgr *cm, struct conn *c, uint64_t messages, uint64_t bytes)
+{
+    c->paid_messages_ns = used_up(c->paid_messages_ns, cm->now_ns, messages, cm->conf.max_messages_s);
+    c->paid_bytes_ns = used_up(c->paid_bytes_ns, cm->now_ns, bytes, cm->conf.max_bytes_s);
+    if (!over_rate(cm, c) || c->phase != PHASE_OPEN || c->paused || c->ending)
+        return;
+    if (cm->conf.rate_closes) {
+        if (connmgr_event(cm, EVENT_REFUSED, c, -100 - CLOSE_RATE))
+            c->paused = 1; /* Python answers with connmgr_fail */
+        return;
+    }
+    cm->stats.throttled++;
+    hold(cm, c, HELD_FOR_RATE);
+}
+
+static int is_crowded(const struct connmgr *cm, uint32_t slot, uint64_t uid)
+{
+    const struct conntable_slot *t = &cm->table->slots[slot];
+
+    return slot < cm->table->capacity && atomic_load_explicit(&t->crowded, memory_order_acquire) == uid &&
+           t->uid == uid && atomic_load_explicit(&t->state, memory_order_acquire) == CONN_ACTIVE;
+}
+
+/* Holds a publisher. One consumer at a time: if there are more, it is told again by the next. */
+void held_for_consumer(struct connmgr *cm, struct conn *c, uint32_t consumer, uint64_t uid)
+{
+    if (c->phase != PHASE_OPEN || c->held & HELD_FOR_CONSUMER || !is_crowded(cm, consumer, uid))
+        return;
+    c->consumer = consumer;
+    c->consumer_uid = uid;
+    cm->stats.held++;
+    hold(cm, c, HELD_FOR_CONSUMER);
+}
+
+/* Lets go of those that have waited long enough. */
+void held_retry(struct connmgr *cm)
+{
+    if (cm->now_ns - cm->held_looked_ns < LOOK_NS)
+        return;
+    cm->held_looked_ns = cm->now_ns;
+    for (uint32_t slot = cm->held_first; slot != CONNMGR_NONE;) {
+        struct conn *c = &cm->conns[slot];
+
+        slot = c->next_held;
+        if (c->held & HELD_FOR_RATE && !over_rate(cm, c))
+            c->held &= (uint8_t)~HELD_FOR_RATE;
+        if (c->held & HELD_FOR_CONSUMER && !is_crowded(cm, c->consumer, c->consumer_uid))
+            c->held &= (uint8_t)~HELD_FOR_CONSUMER;
+        if (c->held)
+            continue;
+        held_remove(cm, c);
+        if (c->phase == PHASE_OPEN && !c->paused && !c->awaiting)
+            input_wake(cm, c);
+    }
+}

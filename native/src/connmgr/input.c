@@ -1,0 +1,477 @@
+/* input: bytes from clients, received in place, become references for the router.
+ *
+ * A connection's unparsed bytes lie in the arena (J2). Most connections share one open chunk:
+ * what one of them leaves unfinished is copied behind the next read of the same connection. A
+ * frame larger than CONNMGR_BULK_BYTES gets a chunk of its own, one larger than a chunk gets a
+ * chain of chunks, reserved whole before more of it is read: so what has been begun can be
+ * finished, and large messages cannot starve small ones.
+ *
+ * Bytes of frames that are begun and have no chunk of their own are counted (cm->begun). Past
+ * cm->begun_max no new frame is begun, and begun ones are read to their end and no further, so
+ * there is always room to finish one. Who finds no room waits in a list (stalled.c). Why nobody
+ * can wait for ever is in ../docs/pressure.md.
+ *
+ * The step: everything a read brought, up to its last whole frame, is committed at once:
+ * references in the ring, answers in the output, the subscription words, the entries given
+ * out, and the position in the stream (input_commit).
+ */
+#include "connmgr/connmgr.h"
+#include "base/crash.h"
+
+#include <errno.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+static void store_buffer(struct connmgr *cm, struct conn *c)
+{
+    cm->recs[c->slot].buffer = (c->chunk + 1ULL) << 32 | c->at; /* "conn.buffer" */
+}
+
+uint8_t *input_bytes(struct connmgr *cm, const struct conn *c)
+{
+    return arena_data(cm->pool.arena, c->chunk) + c->at;
+}
+
+/* Counts what the connection has begun in chunks it shares. */
+static void count_begun(struct connmgr *cm, struct conn *c)
+{
+    uint32_t now = c->chunk == CONNMGR_NONE || c->own_chunk ? 0 : c->len;
+
+    cm->begun += now;
+    cm->begun -= c->begun;
+    c->begun = now;
+}
+
+static void forget_buffer(struct connmgr *cm, struct conn *c)
+{
+    uint32_t chunk = c->chunk;
+
+    if (chunk == CONNMGR_NONE)
+        return;
+    c->chunk = CONNMGR_NONE;
+    c->len = c->need = 0;
+    c->chained = 0;
+    count_begun(cm, c);
+    if (c->own_chunk) {
+        c->own_chunk = 0;
+        cm->bulk--;
+        arena_close(&cm->pool, chunk);
+    }
+    arena_unhold(&cm->pool, chunk);
+}
+
+void input_drop(struct connmgr *cm, struct conn *c)
+{
+    forget_buffer(cm, c);
+}
+
+/* A chain is made for a frame whose length is known: it is read off its control line again. */
+static uint32_t recover_need(struct connmgr *cm, const struct conn *c, uint32_t chunk, uint64_t len)
+{
+    struct nats_limits limits = frames_limits(cm, c);
+    struct nats_frame f;
+    uint64_t first = len < ARENA_CHUNK_BYTES ? len : ARENA_CHUNK_BYTES;
+
+    if (nats_parse(arena_data(cm->pool.arena, chunk), first, &limits, &f) != 0 ||
+        f.bytes <= ARENA_CHUNK_BYTES || f.bytes < len)
+        return 0;
+    return (uint32_t)f.bytes;
+}
+
+/* After a crash: how much lies unparsed follows from what the kernel says was taken (J2). What is
+ * found must be able to be that: else nothing is touched, as it may be somebody else's by now. */
+int input_recover(struct connmgr *cm, struct conn *c, uint64_t taken)
+{
+    const struct conn_rec *r = &cm->recs[c->slot];
+    const struct arena *a = cm->pool.arena;
+    uint32_t chunk = (uint32_t)(r->buffer >> 32) - 1, at = (uint32_t)r->buffer, need = 0;
+
+    if (taken == r->in_pos)
+        return 0;
+    if (taken < r->in_pos || chunk >= a->chunk_count)
+        return -EBADMSG;
+    uint64_t len = taken - r->in_pos;
+    uint32_t state = atomic_load(&a->chunks[chunk].state);
+    int chained = a->chunks[chunk].next != 0;
+
+    if (state != CHUNK_OPEN && state != CHUNK_CLOSED)
+        return -EBADMSG;
+    if (chained && (at || !(need = recover_need(cm, c, chunk, len))))
+        return -EBADMSG;
+    if (!chained && at + len > ARENA_CHUNK_BYTES)
+        return -EBADMSG;
+    c->chunk = chunk;
+    c->at = at;
+    c->len = (uint32_t)len;
+    c->need = need;
+    c->chained = c->own_chunk = (uint8_t)chained;
+    cm->bulk += c->own_chunk;
+    count_begun(cm, c);
+    arena_hold(&cm->pool, chunk);
+    return 0;
+}
+
+/* The PONG it was waiting for has come: what it said meanwhile is looked at, then it is read. */
+void input_wake(struct connmgr *cm, struct conn *c)
+{
+    if (c->len)
+        stalled_add(cm, c);
+    else if (!c->stalled && !c->held)
+        connmgr_set_reading(cm, c, 1);
+}
+
+/* Moves the unparsed bytes to (chunk, at), where the caller knows there is room. */
+static void move_to(struct connmgr *cm, struct conn *c, uint32_t chunk, uint32_t at, int own)
+{
+    uint32_t old = c->chunk, old_own = c->own_chunk;
+
+    if (c->len)
+        memcpy(arena_data(cm->pool.arena, chunk) + at, input_bytes(cm, c), c->len);
+    arena_hold(&cm->pool, chunk);
+    c->chunk = chunk;
+    c->at = at;
+    c->own_chunk = (uint8_t)own;
+    cm->bulk += (uint32_t)own - old_own;
+    count_begun(cm, c);
+    CRASH(INPUT_MOVE);
+    store_buffer(cm, c);
+    CRASH(INPUT_BUFFER);
+    if (old == CONNMGR_NONE)
+        return;
+    if (old_own)
+        arena_close(&cm->pool, old);
+    arena_unhold(&cm->pool, old);
+}
+
+static uint32_t open_chunk(struct connmgr *cm)
+{
+    uint32_t chunk = arena_take(&cm->pool);
+
+    if (chunk != ARENA_NONE)
+        cm->chunk_messages[chunk] = 0;
+    return chunk;
+}
+
+/* Chunks of its own that the frame at the beginning of the buffer will take. */
+static uint32_t chunks_for(const struct conn *c)
+{
+    return (c->need + ARENA_CHUNK_BYTES - 1) / ARENA_CHUNK_BYTES;
+}
+
+/* Large frames leave chunks to small ones, and go one after the other. But one of them may always
+ * have what there is: else those that wait for each other's chunks would wait for ever. */
+static int large_may_take(struct connmgr *cm, uint32_t count)
+{
+    if (!cm->retrying && cm->stalled[STALLED_LARGE].first != CONNMGR_NONE)
+        return 0;
+    return arena_available(&cm->pool) >= count + (cm->bulk ? CONNMGR_CHUNKS_RESERVED : 0);
+}
+
+/* A chain long enough for the whole frame, with the bytes so far at its start. */
+static int make_chain(struct connmgr *cm, struct conn *c)
+{
+    uint32_t count = chunks_for(c), last;
+
+    if (!large_may_take(cm, count))
+        return 0;
+    uint32_t first = last = open_chunk(cm);
+    for (uint32_t i = 1; i < count; i++)
+        last = arena_extend(&cm->pool, last);
+    CRASH(CHAIN_MADE);
+    move_to(cm, c, first, 0, 1);
+    c->chained = 1;
+    return 1;
+}
+
+/* A chunk for this connection alone. */
+static int make_own(struct connmgr *cm, struct conn *c)
+{
+    if (!large_may_take(cm, 1))
+        return 0;
+    move_to(cm, c, open_chunk(cm), 0, 1);
+    return 1;
+}
+
+/* Puts the connection at the end of the shared chunk, a new one if there is not room for `want`
+ * bytes and more than `kept` chunks are free. */
+static int make_shared(struct connmgr *cm, struct conn *c, uint32_t want, uint32_t kept)
+{
+    if (cm->fill_chunk == CONNMGR_NONE || ARENA_CHUNK_BYTES - cm->fill_at < want ||
+        cm->chunk_messages[cm->fill_chunk] >= ARENA_CHUNK_MESSAGES) {
+        uint32_t old = cm->fill_chunk, fresh;
+
+        if (old != CONNMGR_NONE) { /* first give the old one back: it may be the next one */
+            cm->fill_chunk = CONNMGR_NONE;
+            arena_close(&cm->pool, old);
+        }
+        fresh = cm->pool.free_count > kept || arena_available(&cm->pool) > kept
+                    ? open_chunk(cm) : ARENA_NONE;
+        if (fresh == ARENA_NONE)
+            return 0;
+        cm->fill_chunk = fresh;
+        cm->fill_at = 0;
+    }
+    move_to(cm, c, cm->fill_chunk, cm->fill_at, 0);
+    cm->fill_at += c->len;
+    return 1;
+}
+
+/* Chunks that a small frame must leave. One that is begun leaves what compaction needs. A new one
+ * also leaves the first large frame its turn: small ones could go on for ever. */
+static uint32_t kept_for_others(const struct connmgr *cm, const struct conn *c)
+{
+    uint32_t large = cm->stalled[STALLED_LARGE].first;
+
+    if (c->len || cm->bulk || large == CONNMGR_NONE)
+        return CONNMGR_CHUNKS_COMPACT;
+    return CONNMGR_CHUNKS_COMPACT + chunks_for(&cm->conns[large]);
+}
+
+int input_pack(struct connmgr *cm, struct conn *c)
+{
+    return make_shared(cm, c, c->len, 0);
+}
+
+/* Whether a new frame may be begun. */
+int input_may_begin(const struct connmgr *cm)
+{
+    return cm->begun + CONNMGR_RECV_MAX <= cm->begun_max;
+}
+
+/* Room below which a chunk counts as full. Everyone is to get a whole quantum, or those who come
+ * at the end of a chunk get less than their share; but not if that is a waste of few chunks. */
+static uint32_t least_room(const struct connmgr *cm)
+{
+    return cm->pool.free_count >= CONNMGR_CHUNKS_FEW ? CONNMGR_RECV_MAX : CONNMGR_RECV_MIN;
+}
+
+/* Finds where the next bytes of the connection go. 0: nowhere now. */
+int input_place(struct connmgr *cm, struct conn *c)
+{
+    uint32_t least = least_room(cm), want = c->need > c->len + least ? c->need : c->len + least;
+
+    if (c->chained)
+        return 1;
+    if (c->need > ARENA_CHUNK_BYTES)
+        return make_chain(cm, c);
+    if (c->own_chunk) {
+        uint32_t end = c->at + c->len;
+
+        if (c->len && c->need && c->at + c->need <= ARENA_CHUNK_BYTES &&
+            cm->chunk_messages[c->chunk] < ARENA_CHUNK_MESSAGES)
+            return 1;
+        if (!c->need && ARENA_CHUNK_BYTES - end >= CONNMGR_RECV_MIN &&
+            cm->chunk_messages[c->chunk] < ARENA_CHUNK_MESSAGES)
+            return 1;
+    }
+    if (c->need > CONNMGR_BULK_BYTES)
+        return make_own(cm, c);
+    if (c->len && !c->own_chunk && c->chunk == cm->fill_chunk && c->at + c->len == cm->fill_at &&
+        ARENA_CHUNK_BYTES - cm->fill_at >= least &&
+        c->at + c->need <= ARENA_CHUNK_BYTES &&
+        cm->chunk_messages[c->chunk] < ARENA_CHUNK_MESSAGES)
+        return 1;
+    return make_shared(cm, c, want, kept_for_others(cm, c));
+}
+
+/* recv behind the bytes a chained frame has so far, never past its end. */
+static ssize_t recv_chain(struct connmgr *cm, struct conn *c)
+{
+    struct arena *a = cm->pool.arena;
+    struct iovec iov[4];
+    uint32_t at = c->len, left = c->need - c->len, chunk = c->chunk;
+    int count = 0;
+
+    if (left > CONNMGR_RECV_MAX)
+        left = CONNMGR_RECV_MAX;
+
+    for (; at >= ARENA_CHUNK_BYTES; at -= ARENA_CHUNK_BYTES)
+        chunk = a->chunks[chunk].next - 1;
+    while (left && count < 4) {
+        uint32_t part = ARENA_CHUNK_BYTES - at < left ? ARENA_CHUNK_BYTES - at : left;
+
+        iov[count].iov_base = arena_data(a, chunk) + at;
+        iov[count++].iov_len = part;
+        left -= part;
+        at = 0;
+        if (left)
+            chunk = a->chunks[chunk].next - 1;
+    }
+    struct msghdr msg = {.msg_iov = iov, .msg_iovlen = (size_t)count};
+    return recvmsg(c->fd, &msg, MSG_DONTWAIT);
+}
+
+static ssize_t receive(struct connmgr *cm, struct conn *c)
+{
+    if (c->chained)
+        return recv_chain(cm, c);
+    uint32_t room = ARENA_CHUNK_BYTES - c->at - c->len, most = CONNMGR_RECV_MAX;
+
+    /* A large frame is received to its end and no further: nobody keeps a chunk of its own for
+     * the beginning of another frame. Nor does anyone begin one while too much is begun; of a
+     * control line that is not whole the end is not known, so little of it is taken at once. */
+    if (c->len && (c->own_chunk || !input_may_begin(cm)))
+        most = c->need > c->len ? c->need - c->len : CONNMGR_RECV_LINE;
+    if (most > CONNMGR_RECV_MAX)
+        most = CONNMGR_RECV_MAX;
+    return recv(c->fd, input_bytes(cm, c) + c->len, room < most ? room : most, MSG_DONTWAIT);
+}
+
+static void drain_discarded(struct connmgr *cm, struct conn *c)
+{
+    ssize_t got;
+
+    do
+        got = recv(c->fd, cm->scratch, CONNMGR_RECV_MAX, MSG_DONTWAIT);
+    while (got > 0);
+    if (got == 0 || (errno != EAGAIN && errno != EINTR))
+        connmgr_end(cm, c, c->ending ? c->ending - 1 : CLOSE_CLIENT);
+}
+
+/* One read of one connection, if there is room for it. */
+void input_read(struct connmgr *cm, struct conn *c)
+{
+    if (c->discarding) {
+        drain_discarded(cm, c);
+        return;
+    }
+    if (c->phase != PHASE_OPEN || c->paused || c->stalled || c->held)
+        return;
+    if (c->awaiting) {
+        connmgr_set_reading(cm, c, 0);
+        return;
+    }
+    if ((c->len == 0 && (!input_may_begin(cm) || cm->stalled[STALLED_FRESH].first != CONNMGR_NONE)) ||
+        !input_place(cm, c)) {
+        stalled_add(cm, c);
+        return;
+    }
+    input_receive(cm, c);
+}
+
+/* A pass ends when a connection comes up for the second time; the router counts them. */
+static void count_pass(struct connmgr *cm, struct conn *c)
+{
+    if (c->pass == cm->pass) {
+        cm->pass++;
+        cm->refs.passes++;
+    }
+    c->pass = cm->pass;
+}
+
+void input_receive(struct connmgr *cm, struct conn *c)
+{
+    uint32_t before = cm->fill_at, chunk = c->chunk, kept = cm->chunk_messages[chunk];
+    int shared = c->chunk == cm->fill_chunk;
+    ssize_t got = receive(cm, c);
+
+    if (got <= 0) {
+        if (c->len == 0)
+            forget_buffer(cm, c);
+        if (got < 0 && (errno == EAGAIN || errno == EINTR))
+            return;
+        connmgr_end(cm, c, got == 0 ? CLOSE_CLIENT : CLOSE_READ_ERROR);
+        return;
+    }
+    CRASH(INPUT_RECEIVED);
+    if (c->chained)
+        CRASH(CHAIN_RECEIVED);
+    cm->stats.recvs++;
+    count_pass(cm, c);
+    cm->stats.bytes_in += (uint64_t)got;
+    if (TRACE_IF(cm->trace.on))
+        cm->now_ns = connmgr_clock_ns();
+    c->len += (uint32_t)got;
+    c->heard_ns = cm->now_ns;
+    c->pings = 0;
+    cm->large_reads += got >= CONNMGR_RECV_MIN;
+    if (shared)
+        cm->fill_at += (uint32_t)got;
+    uint64_t messages = cm->stats.messages_in;
+    input_parse(cm, c);
+    /* Nothing of it was kept: the next read may use the same bytes. */
+    if (cm->conf.max_messages_s || cm->conf.max_bytes_s)
+        held_charge(cm, c, cm->stats.messages_in - messages, (uint64_t)got);
+    if (shared && cm->chunk_messages[chunk] == kept && c->chunk == CONNMGR_NONE &&
+        cm->fill_at == before + (uint32_t)got)
+        cm->fill_at = before;
+}
+
+void input_commit(struct connmgr *cm, struct conn *c)
+{
+    struct conn_rec *r = &cm->recs[c->slot];
+
+    if (r->in_pos != c->in_pos) {
+        redo_put(&cm->redo, &r->in_pos, c->in_pos);
+        if (c->chunk != CONNMGR_NONE)
+            redo_put(&cm->redo, &r->buffer, (c->chunk + 1ULL) << 32 | c->at);
+    }
+    output_put(cm);
+    batch_out_put(&cm->refs, &cm->redo);
+    redo_commit(&cm->redo);
+}
+
+/* The messages from `first` on, and all else of the step that began at the mark. */
+static void commit_messages(struct connmgr *cm, struct conn *c, const struct flow_mark *m, uint32_t chunk,
+                            uint32_t first)
+{
+    uint32_t last = cm->chunk_messages[chunk];
+
+    if (last > first) {
+        c->messages_in += last - first;
+        if (!flow_repeat(cm, c, m, chunk, first))
+            flow_asked(cm, c, m, chunk, last);
+        if (cm->chunk_messages[chunk] > first)
+            redo_put_arena(&cm->redo, arena_messages(cm->pool.arena, chunk), last);
+    }
+    input_commit(cm, c);
+}
+
+/* Parses what is buffered, commits it, and says in c->stalled if something must wait. */
+void input_parse(struct connmgr *cm, struct conn *c)
+{
+    uint32_t chunk = c->chunk, first = cm->chunk_messages[chunk];
+    struct flow_mark mark = flow_mark(cm);
+    int wait = 0;
+
+    count_begun(cm, c);
+    if (c->awaiting) { /* since before a crash */
+        connmgr_set_reading(cm, c, 0);
+        return;
+    }
+    if (c->chained) {
+        if (c->len < c->need)
+            return;
+        int done = frames_have_room(cm) ? frames_parse_chain(cm, c) : 0;
+
+        if (done < 0) {
+            frames_refuse(cm, c, done);
+        } else if (done == 0) {
+            wait = 1;
+        } else {
+            c->in_pos += c->need;
+            c->len = 0;
+        }
+    } else {
+        wait = frames_parse(cm, c);
+    }
+    CRASH(INPUT_PARSED);
+    if (c->chained)
+        CRASH(CHAIN_WHOLE);
+    commit_messages(cm, c, &mark, chunk, first);
+    CRASH(INPUT_COMMITTED);
+    if (c->len == 0)
+        forget_buffer(cm, c);
+    count_begun(cm, c);
+    if (c->ending && c->phase == PHASE_OPEN) {
+        connmgr_event(cm, EVENT_REFUSED, c, -100 - (c->ending - 1));
+        c->paused = 1;
+        return;
+    }
+    if (c->awaiting)
+        connmgr_set_reading(cm, c, 0);
+    else if (wait) {
+        cm->stalled_ring = 1;
+        stalled_add(cm, c);
+    }
+}

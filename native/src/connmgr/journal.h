@@ -1,0 +1,142 @@
+/* journal: the primary state of one connmgr. Its process keeps only what can be rebuilt from
+ * here, from the arena, from the queues and from the kernel's socket state.
+ *
+ *   struct journal (prefaulted) | conn records | sub records | out segments | out blocks
+ *
+ * Created by:   connmgr N, under its lease. Mapped and written by: connmgr N alone.
+ * Invariants:
+ *   J1  A word marked "redo" changes only through the redo log; the others are single
+ *       stores that are commit points of their own, named beside them.
+ *   J2  The unparsed bytes of a connection in PHASE_OPEN are the stream bytes [in_pos, taken)
+ *       and lie at `buffer`, contiguous (or along a chain); `recv` always lands right behind
+ *       them. So after a crash the kernel's count of bytes taken says how many there are. In
+ *       other phases nothing is parsed, and `buffer` may name what is somebody else's.
+ *   J3  A connection's pending output is the list out_head .. out_tail; segment i covers
+ *       stream bytes [pos, next's pos), the last one [pos, out_end). Links past out_tail
+ *       were not committed. The kernel's count of bytes given says how far it got. A block is
+ *       in the list of one connection, but for those that only SEG_SHARED segments refer to.
+ *   J4  Relinquish first, then pop: a body referred to by a listed segment that the kernel
+ *       has not fully taken is live.
+ *   J5  done <= applied <= done + 1. applied == done + 1: outputs of the batch in the inbox
+ *       are committed, some of its messages may not be relinquished yet.
+ *   J6  A sub slot is reused only after the router said it will not be named again; a conn
+ *       slot only after the router confirmed the end of its session.
+ */
+#ifndef MIDAIR_JOURNAL_H
+#define MIDAIR_JOURNAL_H
+
+#include "base/api.h"
+#include "shm/batch.h"
+#include "shm/ledger.h"
+#include "shm/segment.h"
+
+#define JOURNAL_LAYOUT 2
+#define JOURNAL_BLOCK_BYTES 16384u
+#define JOURNAL_SEGS_PER_BLOCK 8u
+#define JOURNAL_BLOCKS_MIN 8192u /* 128 MiB: one order batch may need 4096, see output.c */
+#define JOURNAL_SID_MAX 27u
+#define JOURNAL_NAME_MAX 48u /* MODE_NAME_MAX of routing.h */
+
+enum conn_phase {      /* low byte of conn_rec.phase; transitions only downwards */
+    PHASE_NONE = 0,
+    PHASE_OPENING = 1, /* adopted, the router has not answered yet */
+    PHASE_OPEN = 2,    /* INFO sent, served */
+    PHASE_LINGER = 3,  /* an error was sent: write what is pending, read nothing */
+    PHASE_CLOSING = 4, /* socket gone, waiting for the router's word */
+};
+API enum conn_option {     /* bits of conn_rec.phase above the low byte */
+    CONN_VERBOSE = 1 << 8,
+    CONN_PEDANTIC = 1 << 9,
+    CONN_NO_ECHO = 1 << 10,
+    CONN_HEADERS = 1 << 11,
+    CONN_NO_RESPONDERS = 1 << 12,
+    CONN_CONNECTED = 1 << 13, /* CONNECT was accepted */
+    CONN_AWAITING = 1 << 14,  /* conn.awaiting: only in the record */
+};
+#define CONN_ENDING_SHIFT 16 /* PHASE_LINGER: bits 16 to 23 say why, enum close_reason + 1 */
+
+struct conn_rec {
+    uint64_t uid;       /* redo; 0: unused */
+    uint64_t phase;     /* redo: enum conn_phase | enum conn_option */
+    uint64_t in_base;   /* redo: kernel's count of bytes received at adoption */
+    uint64_t out_base;  /* redo: kernel's count of bytes sent at adoption */
+    uint64_t in_pos;    /* redo: stream bytes consumed as whole frames */
+    uint64_t buffer;    /* redo, or the single store "conn.buffer": (chunk + 1) << 32 | offset */
+    uint64_t out_head;  /* redo when it was 0, else the single store "out.pop": segment + 1 */
+    uint64_t out_tail;  /* redo: segment + 1; meaningless while out_head is 0 */
+    uint64_t out_end;   /* redo: stream bytes appended */
+    uint64_t dropped;   /* redo: messages left out since the client was last told (slow.c) */
+    char name[JOURNAL_NAME_MAX]; /* to be addressed by, or empty: written before CONN_CONNECTED */
+};
+_Static_assert(sizeof(struct conn_rec) == 128, "two cache lines");
+
+#define SUB_ACTIVE (1ULL << 63)
+#define SUB_DYING (1ULL << 62)  /* unsubscribed here, the router has not confirmed */
+#define SUB_PLAIN (1ULL << 61)  /* no queue group: this side enforces max */
+struct sub_rec {
+    uint64_t word;      /* redo: SUB_* | epoch:29 << 32 | conn slot. 0: never used; without
+                         * SUB_ACTIVE and SUB_DYING: free */
+    uint64_t delivered; /* with base and stamp: how many went out */
+    uint64_t base;      /* `delivered` before the batch `stamp`; redo when flow.c has delivered since */
+    uint32_t stamp;     /* low bits of the batch that last changed `delivered` */
+    uint8_t sid_len;
+    char sid[JOURNAL_SID_MAX];
+    uint64_t max;       /* redo; 0: none */
+};
+_Static_assert(sizeof(struct sub_rec) == 64, "one cache line");
+_Static_assert(offsetof(struct sub_rec, sid) == 29, "frozen layout");
+
+#define SEG_BODY (1ULL << 63) /* ref is a handle: bytes of a body; else block << 32 | offset */
+#define SEG_SHARED (1ULL << 62) /* beside block and offset: other connections get the same bytes */
+struct out_seg {
+    uint64_t pos;       /* stream position of its first byte */
+    uint64_t ref;
+    uint32_t next;      /* segment + 1 */
+    uint32_t skip;      /* SEG_BODY: first byte of the body (headers may be left out) */
+    uint64_t handle;    /* SEG_BODY: the message */
+};
+_Static_assert(sizeof(struct out_seg) == 32, "frozen layout");
+
+struct journal {
+    struct segment_header header;
+    uint32_t index, conns, subs, blocks; /* creator, once */
+    uint64_t conns_at, subs_at, segs_at, blocks_at; /* creator, once: offsets */
+    uint64_t pad0[2];
+    uint64_t applied;     /* redo: last order batch whose outputs are committed */
+    uint64_t done;        /* single store "orders.done": last order batch finished */
+    uint64_t conns_high;  /* single stores, only grow, raised before use: slots, segments and */
+    uint64_t subs_high;   /* blocks at or past these were never used, and recovery does not */
+    uint64_t segs_high;   /* look there (looking at a hole of a segment makes it real memory) */
+    uint64_t blocks_high;
+    uint64_t pad1[2];
+    uint64_t open_handle[LEDGER_CONNMGRS_MAX]; /* redo, per source: the message whose list of
+                           * recipients goes on; orders of other sources may come in between */
+    struct redo_log redo;
+    struct batch_ring refs;
+    struct batch_inbox inbox;
+};
+
+API uint64_t journal_bytes(uint32_t conns, uint32_t subs, uint32_t blocks);
+/* The part that must be resident: everything before the connections. */
+API uint64_t journal_hot_bytes(void);
+API uint64_t journal_fingerprint(void);
+API void journal_format(struct journal *j, uint32_t index, uint32_t conns, uint32_t subs, uint32_t blocks);
+
+static inline struct conn_rec *journal_conns(struct journal *j)
+{
+    return (struct conn_rec *)((char *)j + j->conns_at);
+}
+static inline struct sub_rec *journal_subs(struct journal *j)
+{
+    return (struct sub_rec *)((char *)j + j->subs_at);
+}
+static inline struct out_seg *journal_segs(struct journal *j)
+{
+    return (struct out_seg *)((char *)j + j->segs_at);
+}
+static inline uint8_t *journal_block(struct journal *j, uint32_t block)
+{
+    return (uint8_t *)j + j->blocks_at + (uint64_t)block * JOURNAL_BLOCK_BYTES;
+}
+
+#endif

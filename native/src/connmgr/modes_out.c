@@ -1,0 +1,99 @@
+/* modes_out: what the router orders for the modes becomes bytes for clients (docs/modes.md).
+ *
+ * The structure: none of its own. ORDER_MODE is a delivery with another subject or reply than was
+ *               published, ORDER_TEXT a message the router itself wrote, ORDER_NAME_TAKEN the end
+ *               of a connection whose name is somebody else's.
+ * Written by:   the connmgr, past committed lengths, within the step of a batch of orders (J5).
+ * Invariants:   those of orders.c. A request past its deadline is not delivered; the router, which
+ *               has the same clock, tells whoever asked.
+ * After a crash: the step is repeated, or was committed. A connection told that its name is taken
+ *               is found lingering.
+ */
+#include "connmgr/connmgr.h"
+#include "base/crash.h"
+#include "base/put.h"
+
+static const char name_taken[] = "-ERR 'Client Name Taken'\r\n";
+
+void modes_deliver(struct connmgr *cm, const struct order *o, uint32_t stamp)
+{
+    const struct order_mode *as = (const struct order_mode *)o->subs;
+
+    if (!as->deadline_ns || cm->now_ns < as->deadline_ns)
+        deliver_as(cm, o, as, stamp);
+}
+
+static void text_to(struct connmgr *cm, uint32_t sub, const struct order_text *t, uint32_t stamp)
+{
+    struct conn *c = deliver_recipient(cm, sub, stamp, 0);
+
+    if (!c)
+        return;
+    int headers = t->header_len && c->options & CONN_HEADERS;
+
+    if (!headers && !t->body_len)
+        return; /* a status means nothing to a client without headers */
+    const struct sub_rec *s = &cm->subs[sub];
+    const char *reply = t->text + t->subject_len, *header = reply + t->reply_len;
+    uint32_t most = 5 + t->subject_len + s->sid_len + t->reply_len + t->header_len + t->body_len + 32;
+    uint8_t *at = output_reserve(cm, c, most), *to = at;
+
+    to = put_text(to, headers ? "HMSG " : "MSG ", headers ? 5 : 4);
+    to = put_text(to, t->text, t->subject_len);
+    *to++ = ' ';
+    to = put_text(to, s->sid, s->sid_len);
+    *to++ = ' ';
+    if (t->reply_len) {
+        to = put_text(to, reply, t->reply_len);
+        *to++ = ' ';
+    }
+    if (headers) {
+        to = put_number(to, t->header_len);
+        *to++ = ' ';
+    }
+    to = put_number(to, (headers ? t->header_len : 0u) + t->body_len);
+    to = put_text(to, "\r\n", 2);
+    if (headers)
+        to = put_text(to, header, t->header_len);
+    to = put_text(to, header + t->header_len, t->body_len);
+    to = put_text(to, "\r\n", 2);
+    c->write_at = to;
+    c->end += (uint64_t)(to - at);
+    cm->stats.messages_out++;
+    c->messages_out++;
+}
+
+void modes_text(struct connmgr *cm, const struct order *o, uint32_t stamp)
+{
+    for (uint32_t i = 0; i < o->count; i++)
+        text_to(cm, o->subs[i], order_text(o), stamp);
+}
+
+/* As connmgr_fail() does it, but with the step of the batch: its PONG must not come before. */
+void modes_name_taken(struct connmgr *cm, const struct order *o)
+{
+    struct conn *c = &cm->conns[o->one];
+
+    if (c->uid != o->handle || c->phase != PHASE_OPEN || c->failed)
+        return;
+    c->phase = PHASE_LINGER;
+    c->failed = 1;
+    c->ending = CLOSE_NAME_TAKEN + 1;
+    output_append(cm, c, name_taken, sizeof name_taken - 1);
+    redo_put(&cm->redo, &cm->recs[c->slot].phase,
+             c->phase | c->options | (uint64_t)c->ending << CONN_ENDING_SHIFT);
+}
+
+void modes_name_taken_late(struct connmgr *cm, const struct order *o)
+{
+    struct conn *c = &cm->conns[o->one];
+
+    if (c->uid != o->handle || c->phase != PHASE_LINGER || c->confirmed)
+        return;
+    connmgr_set_reading(cm, c, 0);
+    c->paused = c->awaiting = 0;
+    c->linger_since = cm->now_ns;
+    input_drop(cm, c);
+    connmgr_ask(cm, c, ASK_CLOSE);
+    CRASH(NAME_REFUSED);
+}

@@ -1,0 +1,260 @@
+/* orders: a batch of what the router decided is carried out, and messages are let go.
+ *
+ * A batch is one step: its deliveries are appended to the output of their connections, then
+ * committed together with `applied` = its sequence number (J5); after that the messages it
+ * finished are relinquished, then `done` is stored. A crash before the commit leaves nothing
+ * of it, one after it repeats only the relinquishing, which compares generations.
+ */
+#include "connmgr/connmgr.h"
+#include "base/crash.h"
+
+#include <errno.h>
+
+/* A consumer on some connmgr is crowded, and this connection publishes to it. */
+static void hold_publisher(struct connmgr *cm, const struct order *o)
+{
+    if (o->one < cm->journal->conns_high)
+        held_for_consumer(cm, &cm->conns[o->one], o->subs[0], o->handle);
+}
+
+static void session_info(struct connmgr *cm, const struct order *o)
+{
+    struct conn *c = &cm->conns[o->one];
+
+    if (c->uid != o->handle || c->phase != PHASE_OPENING)
+        return;
+    output_append(cm, c, o->subs, o->count);
+    c->phase = PHASE_OPEN;
+    redo_put(&cm->redo, &cm->recs[c->slot].phase, c->phase | c->options);
+    connmgr_set_reading(cm, c, 1);
+}
+
+static void session_pong(struct connmgr *cm, const struct order *o)
+{
+    struct conn *c = &cm->conns[o->one];
+
+    if (c->uid != o->handle || c->phase != PHASE_OPEN)
+        return;
+    output_append(cm, c, "PONG\r\n", 6);
+    if (!c->awaiting)
+        return;
+    c->awaiting = 0;
+    redo_put(&cm->redo, &cm->recs[c->slot].phase, c->phase | c->options);
+    if (!c->paused)
+        input_wake(cm, c);
+}
+
+static void sub_gone(struct connmgr *cm, const struct order *o)
+{
+    uint32_t sub = (uint32_t)o->handle;
+
+    if (sub >= cm->journal->subs_high || sub_handle(cm, sub) != o->handle)
+        return;
+    uint64_t word = cm->subs[sub].word;
+
+    /* Asked for, or a queue member that has had its maximum. */
+    if (word & SUB_DYING || (word & SUB_ACTIVE && !(word & SUB_PLAIN)))
+        subtable_free(cm, sub);
+}
+
+static void sub_refused(struct connmgr *cm, const struct order *o)
+{
+    uint32_t sub = (uint32_t)o->handle;
+
+    if (sub >= cm->journal->subs_high || sub_handle(cm, sub) != o->handle ||
+        !(cm->subs[sub].word & SUB_ACTIVE))
+        return;
+    struct conn *c = &cm->conns[o->one];
+
+    if (c->phase == PHASE_OPEN && !c->ending) {
+        c->ending = CLOSE_SUBSCRIPTIONS + 1;
+        connmgr_end_later(cm, c);
+    }
+}
+
+static inline void note(struct connmgr *cm, const struct order *o)
+{
+    struct let_go *l = &cm->let_go[cm->let_go_count];
+    uint64_t limit = ledger_limit(o->limit);
+
+    if (cm->let_go_count && l[-1].handle + l[-1].count == o->handle && l[-1].limit == limit) {
+        l[-1].count += order_messages(o);
+        return;
+    }
+    cm->let_go_count++;
+    l->handle = o->handle;
+    l->limit = limit;
+    l->count = order_messages(o);
+}
+
+/* Only one message of a source can have a list that goes on: the router orders one source's
+ * messages one after the other. */
+static inline void set_open(struct connmgr *cm, uint32_t source, uint64_t handle)
+{
+    if (cm->open_handle[source] == handle)
+        return;
+    if (cm->open_handle[source] && source == cm->conf.index) /* what it closes is not all there was (F2) */
+        flow_never(&cm->conns[arena_entries(cm->pool.arena)[handle_entry(cm->open_handle[source])].conn]);
+    cm->open_handle[source] = handle;
+    redo_put(&cm->redo, &cm->journal->open_handle[source], handle);
+}
+
+/* The recipients so far have the message: are they all? */
+static inline void delivered(struct connmgr *cm, const struct order *o)
+{
+    set_open(cm, handle_source(o->handle), o->type & ORDER_MORE ? o->handle : 0);
+    if (!(o->type & ORDER_MORE))
+        note(cm, o);
+}
+
+/* Those for the same recipients go together. Returns where the next order is, and where the last of them was. */
+static uint32_t apply_deliveries(struct connmgr *cm, const struct batch *b, uint32_t at, uint32_t *ret_last)
+{
+    uint32_t next = deliver_orders(cm, b, at, (uint32_t)b->seq);
+
+    while (at < next) {
+        const struct order *o = batch_order(b, at);
+
+        *ret_last = at;
+        delivered(cm, o);
+        at += o->type == ORDER_DELIVER ? order_list_bytes(o->count) : order_bytes(o);
+    }
+    return next;
+}
+
+static void apply(struct connmgr *cm, const struct order *o, uint32_t stamp)
+{
+    switch (o->type & ~ORDER_MORE) {
+    case ORDER_NO_RESPONDERS:
+        deliver_no_responders(cm, o, stamp);
+        note(cm, o);
+        return;
+    case ORDER_DELETE:
+        note(cm, o);
+        return;
+    case ORDER_MODE:
+        modes_deliver(cm, o, stamp);
+        delivered(cm, o);
+        return;
+    case ORDER_TEXT:
+        modes_text(cm, o, stamp);
+        return;
+    case ORDER_NAME_TAKEN:
+        modes_name_taken(cm, o);
+        return;
+    case ORDER_INFO:
+        session_info(cm, o);
+        return;
+    case ORDER_PONG:
+        session_pong(cm, o);
+        return;
+    case ORDER_HOLD:
+        hold_publisher(cm, o);
+        return;
+    case ORDER_TRACE:
+        trace_mark(cm, o);
+        return;
+    default:
+        return; /* those that free slots come after the commit */
+    }
+}
+
+static void apply_late(struct connmgr *cm, const struct order *o)
+{
+    switch (o->type) {
+    case ORDER_CLOSED:
+        connmgr_ended(cm, o->one, o->handle);
+        return;
+    case ORDER_UNSUBSCRIBED:
+        sub_gone(cm, o);
+        return;
+    case ORDER_REFUSED:
+        sub_refused(cm, o);
+        return;
+    case ORDER_NAME_TAKEN:
+        modes_name_taken_late(cm, o);
+        return;
+    default:
+        return;
+    }
+}
+
+/* Lets go of the messages of the committed batch; those with bodies still being written are
+ * let go when the last of them is (output.c). */
+static void relinquish_all(struct connmgr *cm, int redo)
+{
+    for (uint32_t i = 0; i < cm->let_go_count; i++) {
+        const struct let_go *l = &cm->let_go[i];
+        uint32_t source = handle_source(l->handle);
+        const uint32_t *local = &cm->local[source][handle_entry(l->handle)];
+        struct arena_pool *pool = source == cm->conf.index ? &cm->pool : NULL;
+
+        uint64_t handle = l->handle, end = handle + l->count;
+
+        do {
+            uint64_t add = l->limit | (*local++ ? 0 : cm->my_bit);
+
+            if (add)
+                (void)arena_relinquish(cm->arenas[source], pool, handle, add, redo);
+        } while (++handle != end);
+        if (i == cm->let_go_count / 2)
+            CRASH(ORDERS_RELINQUISHING);
+    }
+    cm->let_go_count = 0;
+}
+
+/* Whether apply_late() does something about it. */
+static int is_late(const struct order *o)
+{
+    return (o->type >= ORDER_CLOSED && o->type <= ORDER_REFUSED) || o->type == ORDER_NAME_TAKEN;
+}
+
+int orders_process(struct connmgr *cm, const struct batch *b)
+{
+    struct journal *j = cm->journal;
+    int redo = j->applied == b->seq; /* committed before a crash */
+    int late = 0;
+    uint32_t last = b->bytes;
+
+    trace_batch(cm, b);
+    for (uint32_t at = BATCH_HEAD; at < b->bytes;) {
+        const struct order *o = batch_order(b, at);
+        uint32_t next = at + order_bytes(o);
+
+        if (next > b->bytes)
+            return -EBADMSG;
+        if (!redo && ((o->type & ~ORDER_MORE) == ORDER_DELIVER || o->type == ORDER_RUN)) {
+            at = apply_deliveries(cm, b, at, &last);
+            continue;
+        }
+        at = next;
+        if (is_late(o))
+            late = 1;
+        if (redo) {
+            if (order_has_message(o) && !(o->type & ORDER_MORE))
+                note(cm, o);
+            continue;
+        }
+        apply(cm, o, (uint32_t)b->seq);
+    }
+    if (!redo) {
+        CRASH(ORDERS_APPLIED);
+        output_put(cm);
+        redo_put(&cm->redo, &j->applied, b->seq);
+        redo_commit(&cm->redo);
+        CRASH(ORDERS_COMMITTED);
+        flow_learn(cm, b, last);
+    }
+    relinquish_all(cm, redo);
+    CRASH(ORDERS_RELINQUISHED);
+    if (late)
+        for (uint32_t at = BATCH_HEAD; at < b->bytes; at += order_bytes(batch_order(b, at)))
+            apply_late(cm, batch_order(b, at));
+    connmgr_end_marked(cm); /* before `done`: who is ended by this batch stays ended */
+    if (late)
+        CRASH(ORDERS_LATE);
+    j->done = b->seq; /* "orders.done" */
+    CRASH(ORDERS_DONE);
+    cm->stats.order_batches++;
+    return 0;
+}

@@ -1,0 +1,150 @@
+/* recover: a connmgr's start, fresh or after a crash.
+ *
+ * Finishes a committed step, loads connections, takes the sockets that survived and asks the
+ * kernel how far their streams got, then rebuilds everything derived and goes on where the
+ * predecessor was. Connections whose socket did not survive are ended.
+ */
+#include "connmgr/connmgr.h"
+
+#include <errno.h>
+
+int connmgr_load(struct connmgr *cm)
+{
+    struct journal *j = cm->journal;
+    int found = 0;
+
+    cm->now_ns = connmgr_clock_ns();
+    cm->stats.found_words = redo_recover(&cm->redo);
+    memcpy(cm->open_handle, j->open_handle, sizeof cm->open_handle);
+    cm->stats.found_batches = (uint64_t)batch_in_pending(&j->inbox, j->done) + (j->refs.tail >> 16) - 1 -
+                              atomic_load(&j->refs.sent);
+    batch_out_open(&cm->refs, &j->refs, cm->refs.queue, (uint8_t)cm->conf.index);
+    for (uint32_t slot = 0; slot < j->conns_high; slot++) {
+        struct conn *c = &cm->conns[slot];
+        const struct conn_rec *r = &cm->recs[slot];
+
+        connmgr_reset(c, slot);
+        if (!r->uid)
+            continue;
+        c->uid = r->uid;
+        c->phase = (uint32_t)r->phase & 0xff;
+        c->options = (uint32_t)r->phase & 0xff00u & ~(uint32_t)CONN_AWAITING;
+        c->awaiting = (r->phase & CONN_AWAITING) != 0;
+        c->in_pos = r->in_pos;
+        c->end = r->out_end;
+        c->dropped = r->dropped;
+        c->slow = cm->conf.slow[cm->table->slots[slot].listener % CONNMGR_LISTENERS_MAX];
+        c->heard_ns = cm->now_ns;
+        if (r->out_head) {
+            c->head = (uint32_t)r->out_head - 1;
+            c->tail = (uint32_t)r->out_tail - 1;
+            c->sent = cm->segs[c->head].pos;
+        } else {
+            c->sent = c->end;
+        }
+        c->lost = c->phase != PHASE_CLOSING;
+        found++;
+    }
+    return found;
+}
+
+int connmgr_found(const struct connmgr *cm, uint32_t slot, uint64_t *ret_uid)
+{
+    const struct conn *c = &cm->conns[slot];
+
+    *ret_uid = c->uid;
+    return slot < cm->journal->conns_high && c->lost;
+}
+
+int connmgr_readopt(struct connmgr *cm, uint32_t slot, uint64_t uid, int fd)
+{
+    struct conn *c = &cm->conns[slot];
+    uint64_t in = 0, out = 0;
+
+    if (slot >= cm->journal->conns_high || c->uid != uid || !c->lost)
+        return -ENOENT;
+    int err = sockpos_read(fd, &in, &out);
+    if (!err && c->phase == PHASE_OPEN) /* of one that lingers nothing more is parsed (J2) */
+        err = input_recover(cm, c, in - cm->recs[slot].in_base);
+    if (err)
+        return err;
+    out -= cm->recs[slot].out_base;
+    if (c->phase == PHASE_LINGER && out == c->end + 1)
+        out--; /* our FIN: connmgr_linger() came so far */
+    if (out < c->sent || out > c->end)
+        return -EBADMSG;
+    cm->stats.found_input += c->len;
+    cm->stats.found_output += out - c->sent;
+    c->sent = out;
+    c->fd = fd;
+    c->lost = 0;
+    conntable_set_state(cm->table, slot, CONN_ACTIVE);
+    return 0;
+}
+
+/* A slot of the connection table that says ACTIVE, but whose session the journal no longer
+ * has: the predecessor died between the two. */
+static void settle_table(struct connmgr *cm)
+{
+    for (uint32_t slot = 0; slot < cm->journal->conns_high; slot++) {
+        const struct conntable_slot *t = &cm->table->slots[slot];
+
+        if (t->connmgr == cm->conf.index && cm->recs[slot].uid != t->uid &&
+            atomic_load_explicit(&t->state, memory_order_acquire) == CONN_ACTIVE)
+            conntable_set_state(cm->table, slot, CONN_CLOSED);
+    }
+}
+
+int connmgr_start(struct connmgr *cm)
+{
+    struct journal *j = cm->journal;
+
+    settle_table(cm);
+    arena_pool_recover(&cm->pool);
+    for (uint32_t chunk = 0; chunk < cm->pool.arena->chunk_count; chunk++)
+        if (cm->pool.holds[chunk])
+            cm->chunk_messages[chunk] = (uint32_t)cm->pool.arena->chunks[chunk].messages;
+    output_recover(cm);
+    memset(cm->scratch, 0, j->segs_high);
+    subtable_recover(cm);
+    cm->recovering = 1;
+    for (uint32_t slot = 0; slot < j->conns_high; slot++) {
+        struct conn *c = &cm->conns[slot];
+        const struct conn_rec *r = &cm->recs[slot];
+
+        output_resume(cm, c);
+        if (c->phase == PHASE_CLOSING) {
+            output_drop(cm, c);
+            connmgr_ask(cm, c, ASK_CLOSE);
+        } else if (c->phase == PHASE_LINGER && !c->lost) {
+            cm->conn_count++;
+            c->linger_since = cm->now_ns;
+            c->ending = (int8_t)(cm->recs[slot].phase >> CONN_ENDING_SHIFT & 0xff);
+            connmgr_ask(cm, c, ASK_CLOSE);
+            output_write(cm, c);
+        } else if (c->phase != PHASE_NONE && c->lost) {
+            cm->conn_count++;
+            connmgr_end(cm, c, CLOSE_SERVER);
+        } else if (c->phase != PHASE_NONE) {
+            cm->conn_count++;
+            if (c->phase == PHASE_OPENING) {
+                connmgr_ask(cm, c, ASK_OPEN);
+                continue;
+            }
+            if (c->options & CONN_CONNECTED)
+                connmgr_ask(cm, c, ASK_READY);
+            if (r->name[0])
+                connmgr_send_due(cm); /* as connmgr_connected() does */
+            output_write(cm, c);
+            slow_recover(cm, c);
+            if (c->phase == PHASE_OPEN) {
+                connmgr_set_reading(cm, c, 1);
+                if (c->chunk != CONNMGR_NONE)
+                    input_parse(cm, c);
+            }
+        }
+    }
+    output_flush(cm);
+    cm->recovering = 0;
+    return (int)cm->event_count;
+}

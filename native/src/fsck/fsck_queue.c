@@ -1,0 +1,381 @@
+/* fsck_queue: rings, inboxes, records, sequence numbers. See fsck.h.
+ *
+ * A queue cannot be looked into without taking what is in it. But a batch stays in the ring of its
+ * sender until its slot is filled again, so what is in a queue is read there. A slot that may have
+ * been filled again is counted as unreadable, and then nobody is accused of having lost a message.
+ */
+#include "fsck/fsck.h"
+
+struct lane { /* one queue: the ring it is filled from, the inbox it is emptied into */
+    uint32_t n;          /* connmgr */
+    int orders;          /* the direction: from the router */
+    uint8_t from;        /* sender in the header of a batch */
+    struct batch_ring *ring;           /* NULL: not taken in */
+    const struct batch_inbox *inbox;   /* NULL: not taken in, then done, too */
+    const uint64_t *done, *applied, *at, *routed;
+    const struct fsck_queue *queue;
+};
+
+static struct lane lane_of(struct fsck *f, uint32_t n, int orders)
+{
+    struct journal *j = f->journals[n];
+    struct routing *r = f->routing && n < f->routing->connmgrs ? f->routing : NULL;
+    struct lane l = {.n = n, .orders = orders, .from = orders ? 255 : (uint8_t)n,
+                     .queue = orders ? &f->orders[n] : &f->refs[n]};
+
+    if (orders && r)
+        l.ring = &routing_lane(r, n)->orders;
+    if (!orders && j)
+        l.ring = &j->refs;
+    if (orders && j) {
+        l.inbox = &j->inbox;
+        l.done = &j->done;
+        l.applied = &j->applied;
+    }
+    if (!orders && r) {
+        l.inbox = &routing_lane(r, n)->inbox;
+        l.done = &r->in[n].done;
+        l.at = &r->in[n].at;
+        l.routed = &r->in[n].routed;
+    }
+    return l;
+}
+
+/* A finding names its lane by the number of the connmgr: the router has one segment for all. */
+static void add_finding(struct fsck *f, const struct lane *l, int of_receiver, uint32_t code, const uint64_t where[6])
+{
+    int of_router = l->orders != of_receiver;
+
+    fsck_add_finding(f, code, of_router ? SEGMENT_ROUTING : SEGMENT_JOURNAL, of_router ? 0 : l->n, where);
+}
+#define say(f, l, of_receiver, code, ...) add_finding(f, l, of_receiver, code, FSCK_ARGS((l)->n, __VA_ARGS__))
+
+/* ---- records ---- */
+
+/* Bytes of the record at `at`, or 0 if it is none. */
+static uint32_t record_bytes(const struct fsck *f, const struct batch *b, uint32_t bytes, uint32_t at, int orders)
+{
+    const void *record = (const char *)b + at;
+    uint32_t size;
+
+    if (at + (orders ? sizeof(struct order) : sizeof(struct ref)) > bytes)
+        return 0;
+    if (orders) {
+        const struct order *o = record;
+        uint32_t type = o->type & ~ORDER_MORE;
+
+        if (type < ORDER_DELIVER || type > ORDER_RUN ||
+            (o->type & ORDER_MORE && type != ORDER_DELIVER && type != ORDER_MODE) ||
+            (type == ORDER_MODE && o->count < sizeof(struct order_mode)) ||
+            (type == ORDER_TEXT && (o->one < sizeof(struct order_text) || o->one > BATCH_RECORD_MAX)) ||
+            (type == ORDER_RUN && (o->one == 0 || o->one > ARENA_CHUNK_MESSAGES)) ||
+            o->limit > f->connmgrs)
+            return 0;
+        size = order_bytes(o);
+    } else {
+        const struct ref *r = record;
+
+        uint32_t mode = r->type == REF_MESSAGE && r->flags & REF_MODE ? (uint32_t)sizeof(struct ref_mode) : 0;
+
+        if (r->type < REF_MESSAGE || r->type > REF_HOLD ||
+            r->bytes != ref_bytes(r->text_len, r->flags & REF_RUN ? 0 : r->text2_len) + mode ||
+            (r->flags & REF_RUN && (r->type != REF_MESSAGE || !r->text2_len || r->text2_len > ARENA_CHUNK_MESSAGES)) ||
+            (r->type == REF_UNSUBSCRIBE && r->text_len != 8))
+            return 0;
+        size = r->bytes;
+    }
+    return at + size <= bytes ? size : 0;
+}
+
+/* Whether the receiver had not begun with message `i` of this record when that was looked at. */
+static int untouched(const struct fsck *f, const struct lane *l, uint64_t seq, uint32_t at, uint32_t i, int in_inbox)
+{
+    if (!l->done)
+        return 0;
+    uint64_t done = fsck_load(l->done);
+
+    if (in_inbox && l->orders)
+        return done + 1 == seq && fsck_load(l->applied) < seq;
+    if (in_inbox) {
+        uint64_t next = fsck_load(l->at);
+
+        return done + 1 == seq && (at > next || (at == next && i >= fsck_load(l->routed)));
+    }
+    return done + 1 < seq || (f->dead && done + 1 == seq && l->inbox->batch.seq != seq);
+}
+
+/* `count` messages in a row. */
+static void meet(struct fsck *f, const struct lane *l, uint64_t first, uint32_t count, uint64_t seq, uint32_t at,
+                 int in_inbox)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        uint64_t handle = first + i;
+        int alive = fsck_meet(f, handle);
+        uint32_t code = alive < 0 ? FSCK_HANDLE : l->orders ? FSCK_ORDER_DEAD : FSCK_REF_DEAD;
+
+        if (alive > 0 || !untouched(f, l, seq, at, i, in_inbox))
+            continue;
+        say(f, l, in_inbox, code, seq, at, handle);
+    }
+}
+
+/* J6: until it is told that a slot will not be named again, the connmgr keeps it. */
+static void check_named(struct fsck *f, const struct lane *l, const struct order *o, uint64_t seq, uint32_t at,
+                        int in_inbox)
+{
+    const struct journal *j = f->journals[l->n];
+    uint32_t type = o->type & ~ORDER_MORE;
+    int listed = type == ORDER_DELIVER || type == ORDER_RUN || type == ORDER_TEXT;
+    uint32_t count = listed ? o->count : 1;
+
+    for (uint32_t i = 0; j && i < count; i++) {
+        uint32_t sub = count == 1 && type != ORDER_TEXT && type != ORDER_RUN ? o->one : o->subs[i];
+        uint64_t word = sub < fsck_load(&j->subs_high) ? fsck_load(&journal_subs((struct journal *)j)[sub].word) : 0;
+
+        if (word & (SUB_ACTIVE | SUB_DYING) || !untouched(f, l, seq, at, 0, in_inbox))
+            continue;
+        say(f, l, in_inbox, FSCK_ORDER_SUB, seq, at, sub);
+    }
+}
+
+/* A change of a subscription that one side knows and the other does not know yet. */
+static void note_change(struct fsck *f, uint32_t n, uint64_t handle)
+{
+    uint32_t sub = (uint32_t)handle;
+
+    if (f->journals[n] && sub < f->journals[n]->subs)
+        f->under_way[n][sub] = (uint32_t)(handle >> 32 & 0x1fffffff) + 1;
+}
+
+static void take_record(struct fsck *f, const struct lane *l, const struct batch *b, uint32_t at, uint64_t seq,
+                        int in_inbox)
+{
+    if (!l->orders) {
+        const struct ref *r = (const struct ref *)((const char *)b + at);
+
+        if (r->type == REF_MESSAGE)
+            meet(f, l, r->handle, ref_messages(r), seq, at, in_inbox);
+        else if (r->type == REF_SUBSCRIBE)
+            note_change(f, l->n, r->handle);
+        return;
+    }
+    const struct order *o = (const struct order *)((const char *)b + at);
+    uint32_t type = o->type & ~ORDER_MORE;
+
+    if (order_has_message(o))
+        meet(f, l, o->handle, order_messages(o), seq, at, in_inbox);
+    if (type == ORDER_DELIVER || type == ORDER_RUN || type == ORDER_NO_RESPONDERS || type == ORDER_MODE || type == ORDER_TEXT)
+        check_named(f, l, o, seq, at, in_inbox);
+    if (type == ORDER_REFUSED)
+        note_change(f, l->n, o->handle);
+}
+
+/* Takes in the records of f->batch. Returns 0, or the offset of one that is none. */
+static uint32_t take_records(struct fsck *f, const struct lane *l, uint32_t bytes, uint64_t seq, int in_inbox)
+{
+    uint32_t size;
+
+    for (uint32_t at = BATCH_HEAD; at < bytes; at += size) {
+        size = record_bytes(f, &f->batch, bytes, at, l->orders);
+        if (!size)
+            return at;
+        take_record(f, l, &f->batch, at, seq, in_inbox);
+    }
+    return 0;
+}
+
+/* ---- rings ---- */
+
+/* The batch the sender is filling, perhaps in a step that is not committed: the first after the
+ * tail whose slot was not closed. The slot of the batch BATCH_RING before it is being overwritten. */
+static uint64_t filling(struct batch_ring *r, uint64_t tail)
+{
+    uint64_t seq = tail;
+
+    while (seq < tail + BATCH_RING && fsck_load(&batch_slot(r, seq)->seq) == seq)
+        seq++;
+    return seq;
+}
+
+/* One batch of a ring, committed up to `bytes` if it is the last. 0: it cannot be read any more. */
+static int take_batch(struct fsck *f, const struct lane *l, uint64_t seq, uint64_t tail, uint64_t sent)
+{
+    const struct batch *slot = batch_slot(l->ring, seq);
+    int last = seq == tail >> 16;
+
+    memcpy(&f->batch, slot, sizeof(f->batch));
+    uint32_t bytes = last ? (uint32_t)(tail & 0xffff) : f->batch.bytes;
+    int head_ok = last || (f->batch.seq == seq && bytes >= BATCH_HEAD && bytes <= BATCH_BYTES &&
+                           f->batch.from == l->from && f->batch.version == BATCH_VERSION);
+
+    if (filling(l->ring, fsck_load(&l->ring->tail) >> 16) >= seq + BATCH_RING)
+        return 0;
+    if (!head_ok) {
+        if (seq <= sent)
+            return 0;
+        say(f, l, 0, FSCK_BATCH_HEADER, seq, f->batch.seq, f->batch.from);
+        return 1;
+    }
+    uint32_t bad = take_records(f, l, bytes, seq, 0);
+
+    if (!bad)
+        return 1;
+    if (seq <= sent)
+        return 0;
+    say(f, l, 0, FSCK_RECORD, seq, bad, ((const uint8_t *)&f->batch)[bad]);
+    return 1;
+}
+
+/* B2 and B3. The order of the loads makes each comparison right while both sides are at work.
+ * Returns whether the ring can be walked. */
+static int check_numbers(struct fsck *f, const struct lane *l, uint64_t *ret_done, uint64_t *ret_sent, uint64_t *ret_tail)
+{
+    uint64_t done = l->done ? fsck_load(l->done) : 0;
+    uint64_t sent = fsck_load(&l->ring->sent);
+    uint64_t tail = fsck_load(&l->ring->tail), seq = tail >> 16, bytes = tail & 0xffff;
+    uint64_t sent_after = fsck_load(&l->ring->sent);
+    uint64_t done_after = l->done ? fsck_load(l->done) : sent;
+
+    *ret_done = l->done ? done : sent;
+    *ret_sent = sent;
+    *ret_tail = tail;
+    if (seq == 0 || bytes < BATCH_HEAD || bytes > BATCH_BYTES) {
+        say(f, l, 0, FSCK_RING_TAIL, seq, bytes);
+        return 0;
+    }
+    if (sent >= seq) {
+        say(f, l, 0, FSCK_RING_SENT, 0, 0, 0, sent, seq);
+        return 0;
+    }
+    if (seq - sent_after > BATCH_RING && seq > sent_after) {
+        say(f, l, 0, FSCK_RING_SPAN, 0, 0, 0, seq, sent_after);
+        return 0;
+    }
+    if (l->done && done > sent + 1) {
+        say(f, l, 1, FSCK_SEQ_AHEAD, 0, 0, 0, done, sent);
+        return 0;
+    }
+    if (l->queue->known && sent > done_after && sent - done_after > l->queue->depth + 1ULL)
+        say(f, l, 0, FSCK_SEQ_BEHIND, 0, 0, 0, sent, done_after);
+    f->counts.unsent += seq - 1 > sent_after ? seq - 1 - sent_after : 0;
+    f->counts.in_flight += sent > done_after ? sent - done_after : 0;
+    return 1;
+}
+
+/* A dead instance: what was sent and not finished lies in the inbox or in the queue. */
+static void check_lost(struct fsck *f, const struct lane *l, uint64_t done, uint64_t sent)
+{
+    uint64_t there = l->queue->messages + (l->inbox->batch.seq == done + 1);
+
+    if (l->queue->known && sent > done && sent - done > there)
+        say(f, l, 0, FSCK_SEQ_LOST, 0, 0, 0, sent - done - there, done + 1);
+}
+
+static void check_ring(struct fsck *f, const struct lane *l)
+{
+    uint64_t done, sent, tail, unreadable = 0;
+
+    if (!check_numbers(f, l, &done, &sent, &tail)) {
+        f->counts.unreadable++;
+        return;
+    }
+    if (f->dead && l->inbox)
+        check_lost(f, l, done, sent);
+    uint64_t last = tail >> 16, first = done + 1;
+
+    if (last - first >= BATCH_RING && last >= first) {
+        unreadable = last - first - (BATCH_RING - 1);
+        first = last - (BATCH_RING - 1);
+    }
+    for (uint64_t seq = first; seq <= last; seq++)
+        unreadable += !take_batch(f, l, seq, tail, sent);
+    if (!l->orders)
+        f->unreadable_refs[l->n] = unreadable;
+    f->counts.unreadable += unreadable;
+}
+
+/* ---- inboxes ---- */
+
+static void check_place(struct fsck *f, const struct lane *l, uint64_t done, int pending)
+{
+    const struct routing_in *in = &f->routing->in[l->n];
+    uint64_t at = fsck_load(&in->at), progress = fsck_load(&in->progress), found = BATCH_HEAD;
+    uint64_t routed = fsck_load(&in->routed);
+    uint32_t size;
+
+    while (pending && found < at && (size = record_bytes(f, &f->batch, f->batch.bytes, (uint32_t)found, 0)))
+        found += size;
+    const struct ref *first = (const struct ref *)((const char *)&f->batch + found);
+    int first_is_message = pending && found < f->batch.bytes && first->type == REF_MESSAGE;
+
+    if (fsck_load(&in->done) != done || fsck_load(&in->at) != at || fsck_load(&in->routed) != routed)
+        return;
+    if ((at && (!pending || found != at)) || (routed && (!first_is_message || routed >= ref_messages(first))))
+        say(f, l, 1, FSCK_IN_AT, at, done);
+    if (progress && !first_is_message)
+        say(f, l, 1, FSCK_IN_PROGRESS, progress, done);
+}
+
+static void check_inbox(struct fsck *f, const struct lane *l)
+{
+    uint64_t done = fsck_load(l->done), seq = fsck_load(&l->inbox->batch.seq);
+    int pending = seq == done + 1;
+
+    memcpy(&f->batch, &l->inbox->batch, sizeof(f->batch));
+    if (fsck_load(l->done) != done || fsck_load(&l->inbox->batch.seq) != seq)
+        return; /* it goes on meanwhile; the same records were read in the ring */
+    if (seq > done + 1)
+        say(f, l, 1, FSCK_INBOX_GAP, seq, done);
+    if (pending) {
+        uint32_t bad = 0, bytes = f->batch.bytes;
+        int head_ok = bytes >= BATCH_HEAD && bytes <= BATCH_BYTES && f->batch.from == l->from &&
+                      f->batch.version == BATCH_VERSION;
+
+        if (head_ok)
+            bad = take_records(f, l, bytes, seq, 1);
+        if (!head_ok || bad) {
+            say(f, l, 1, FSCK_INBOX_BATCH, seq, bad, ((const uint8_t *)&f->batch)[bad]);
+            return;
+        }
+    }
+    if (!l->orders)
+        check_place(f, l, done, pending);
+}
+
+/* J5, and the list of recipients that goes on in the next batch. */
+static void check_applied(struct fsck *f, uint32_t n)
+{
+    const struct journal *j = f->journals[n];
+    uint64_t done = fsck_load(&j->done), applied = fsck_load(&j->applied);
+    uint64_t done_after = fsck_load(&j->done), seq = fsck_load(&j->inbox.batch.seq);
+
+    if (applied < done || applied > done_after + 1)
+        fsck_say(f, FSCK_APPLIED, SEGMENT_JOURNAL, n, 0, 0, 0, 0, applied, done_after);
+    else if (applied == done_after + 1 && seq != applied && fsck_load(&j->done) == done_after)
+        fsck_say(f, FSCK_APPLIED_INBOX, SEGMENT_JOURNAL, n, applied, seq);
+    for (uint32_t source = 0; source < LEDGER_CONNMGRS_MAX; source++) {
+        uint64_t open = fsck_load(&j->open_handle[source]);
+
+        if (open && fsck_meet(f, open) <= 0 && fsck_load(&j->open_handle[source]) == open)
+            fsck_say(f, FSCK_OPEN_HANDLE, SEGMENT_JOURNAL, n, open);
+    }
+}
+
+static void check_lane(struct fsck *f, uint32_t n, int orders)
+{
+    struct lane l = lane_of(f, n, orders);
+
+    if (l.ring)
+        check_ring(f, &l);
+    if (l.inbox)
+        check_inbox(f, &l);
+}
+
+void fsck_refs(struct fsck *f, uint32_t n) { check_lane(f, n, 0); }
+
+void fsck_orders(struct fsck *f, uint32_t n)
+{
+    check_lane(f, n, 1);
+    if (f->journals[n])
+        check_applied(f, n);
+}

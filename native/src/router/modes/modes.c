@@ -1,0 +1,430 @@
+/* modes: the tables of requests, legs and sessions. See modes.h, and R5 in routing.h.
+ *
+ * Written by:   the router. A record is filled by plain stores while it is free, and its word is put
+ *               into the step being made. What is derived follows at once: it dies with the process.
+ * Invariants:   a free record is in its free list or at or past the high mark; a used one is in the
+ *               lists of its connections and, with a deadline, in the heap.
+ * After a crash: records whose word was not committed are free. modes_start() rebuilds the rest.
+ */
+#include "router/modes/modes.h"
+
+#include "base/crash.h"
+
+#include <errno.h>
+#include <sys/mman.h>
+
+static void *reserve(uint64_t bytes)
+{
+    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+
+    return p == MAP_FAILED ? NULL : p;
+}
+
+int modes_open(struct router *rt)
+{
+    const struct routing *seg = rt->seg;
+    struct modes *m = reserve(sizeof(*m));
+
+    if (!m)
+        return -ENOMEM;
+    m->request_links = reserve(MODE_REQUESTS_MAX * sizeof(struct request_link));
+    m->leg_links = reserve(MODE_LEGS_MAX * sizeof(struct leg_link));
+    m->conns = reserve((uint64_t)seg->sessions * sizeof(struct mode_conn));
+    m->pins = reserve((uint64_t)seg->connmgrs * seg->subs_each * 4);
+    m->request_free = reserve(MODE_REQUESTS_MAX * 4);
+    m->leg_free = reserve(MODE_LEGS_MAX * 4);
+    m->session_hash = reserve(MODES_BUCKETS * 4);
+    m->name_hash = reserve(MODES_BUCKETS * 4);
+    m->name_next = reserve((uint64_t)seg->sessions * 4);
+    m->heap = reserve(MODE_REQUESTS_MAX * 4);
+    rt->modes = m;
+    return m->request_links && m->leg_links && m->conns && m->pins && m->request_free && m->leg_free &&
+                   m->session_hash && m->name_hash && m->name_next && m->heap
+               ? 0 : -ENOMEM;
+}
+
+/* ---- deadlines: a heap of requests, the soonest first ---- */
+
+static uint64_t due(const struct router *rt, uint32_t place)
+{
+    return routing_requests(rt->seg)[rt->modes->heap[place]].deadline_ns;
+}
+
+static void set_place(struct modes *m, uint32_t place, uint32_t request)
+{
+    m->heap[place] = request;
+    m->request_links[request].heap = place + 1;
+}
+
+static void swap(struct modes *m, uint32_t a, uint32_t b)
+{
+    uint32_t request = m->heap[a];
+
+    set_place(m, a, m->heap[b]);
+    set_place(m, b, request);
+}
+
+static void settle(struct router *rt, uint32_t place)
+{
+    struct modes *m = rt->modes;
+
+    for (; place && due(rt, place) < due(rt, (place - 1) / 2); place = (place - 1) / 2)
+        swap(m, place, (place - 1) / 2);
+    for (uint32_t child; (child = 2 * place + 1) < m->heap_count; place = child) {
+        if (child + 1 < m->heap_count && due(rt, child + 1) < due(rt, child))
+            child++;
+        if (due(rt, place) <= due(rt, child))
+            return;
+        swap(m, place, child);
+    }
+}
+
+static void heap_add(struct router *rt, uint32_t request)
+{
+    struct modes *m = rt->modes;
+
+    set_place(m, m->heap_count++, request);
+    settle(rt, m->heap_count - 1);
+}
+
+static void heap_remove(struct router *rt, uint32_t request)
+{
+    struct modes *m = rt->modes;
+    uint32_t place = m->request_links[request].heap;
+
+    if (!place--)
+        return;
+    m->request_links[request].heap = 0;
+    if (place == --m->heap_count)
+        return;
+    set_place(m, place, m->heap[m->heap_count]);
+    settle(rt, place);
+}
+
+/* ---- sessions by the connection that asks and its reply subject ---- */
+
+static uint32_t bucket_of(uint32_t conn, const char *reply, uint32_t len)
+{
+    return (uint32_t)((index_hash(reply, len) ^ conn * 0x9e3779b97f4a7c15ULL) >> 17) % MODES_BUCKETS;
+}
+
+uint32_t modes_find_session(const struct router *rt, uint32_t conn, const char *reply, uint32_t len)
+{
+    uint32_t at = rt->modes->session_hash[bucket_of(conn, reply, len)];
+
+    for (; at; at = rt->modes->request_links[at - 1].hash_next) {
+        const struct mode_request *q = &routing_requests(rt->seg)[at - 1];
+
+        if (q->conn == conn && q->reply_len == len && memcmp(q->reply, reply, len) == 0)
+            return at - 1;
+    }
+    return ROUTER_NONE;
+}
+
+static void unhash_session(struct router *rt, uint32_t request)
+{
+    const struct mode_request *q = &routing_requests(rt->seg)[request];
+    uint32_t *at = &rt->modes->session_hash[bucket_of(q->conn, q->reply, q->reply_len)];
+
+    while (*at && *at - 1 != request)
+        at = &rt->modes->request_links[*at - 1].hash_next;
+    if (*at)
+        *at = rt->modes->request_links[request].hash_next;
+}
+
+/* ---- requests ---- */
+
+static void link_request(struct router *rt, uint32_t request, uint8_t mode)
+{
+    struct modes *m = rt->modes;
+    const struct mode_request *q = &routing_requests(rt->seg)[request];
+    struct request_link *l = &m->request_links[request];
+    struct mode_conn *c = &m->conns[q->conn];
+
+    *l = (struct request_link){.conn_next = c->requests};
+    if (c->requests)
+        m->request_links[c->requests - 1].conn_prev = request + 1;
+    c->requests = request + 1;
+    c->requests_open++;
+    if (mode == MODE_SESSION) {
+        uint32_t *bucket = &m->session_hash[bucket_of(q->conn, q->reply, q->reply_len)];
+
+        l->hash_next = *bucket;
+        *bucket = request + 1;
+    }
+    if (q->deadline_ns)
+        heap_add(rt, request);
+}
+
+uint32_t modes_take_request(struct router *rt, const struct ref *r, uint8_t mode, uint64_t deadline_ns)
+{
+    struct modes *m = rt->modes;
+    struct routing *seg = rt->seg;
+    uint32_t request;
+
+    if (m->conns[r->conn].requests_open >= MODES_REQUESTS_EACH)
+        return ROUTER_NONE;
+    if (m->request_free_count)
+        request = m->request_free[--m->request_free_count];
+    else if (seg->requests_high < MODE_REQUESTS_MAX)
+        request = (uint32_t)seg->requests_high++;
+    else
+        return ROUTER_NONE;
+    struct mode_request *q = &routing_requests(seg)[request];
+
+    q->uid = routing_sessions(seg)[r->conn].uid;
+    q->conn = r->conn;
+    q->deadline_ns = deadline_ns;
+    q->reply_len = r->text2_len;
+    memcpy(q->reply, r->text + r->text_len, r->text2_len);
+    redo_put(&rt->redo, &q->word, MODE_USED | ((q->word >> 8) + 1) << 8 | mode);
+    link_request(rt, request, mode);
+    rt->stepping = 1;
+    return request;
+}
+
+void modes_free_request(struct router *rt, uint32_t request)
+{
+    struct modes *m = rt->modes;
+    struct mode_request *q = &routing_requests(rt->seg)[request];
+    struct request_link *l = &m->request_links[request];
+    struct mode_conn *c = &m->conns[q->conn];
+
+    while (l->legs)
+        modes_free_leg(rt, l->legs - 1);
+    if (l->conn_prev)
+        m->request_links[l->conn_prev - 1].conn_next = l->conn_next;
+    else
+        c->requests = l->conn_next;
+    if (l->conn_next)
+        m->request_links[l->conn_next - 1].conn_prev = l->conn_prev;
+    c->requests_open--;
+    if ((uint8_t)q->word == MODE_SESSION)
+        unhash_session(rt, request);
+    heap_remove(rt, request);
+    m->request_free[m->request_free_count++] = request;
+    redo_put(&rt->redo, &q->word, (q->word & ~MODE_USED) >> 8 << 8);
+    rt->stepping = 1;
+}
+
+/* ---- legs ---- */
+
+static uint32_t *pin_of(struct router *rt, index_sub sub)
+{
+    return &rt->modes->pins[(uint64_t)INDEX_SUB_CONNMGR(sub) * rt->seg->subs_each + INDEX_SUB_SLOT(sub)];
+}
+
+static void link_leg(struct router *rt, uint32_t leg, uint8_t mode)
+{
+    struct modes *m = rt->modes;
+    const struct mode_leg *g = &routing_legs(rt->seg)[leg];
+    struct leg_link *l = &m->leg_links[leg];
+    struct mode_conn *c = &m->conns[g->conn];
+    struct request_link *q = &m->request_links[g->request];
+
+    *l = (struct leg_link){.conn_next = c->legs, .peer_next = q->legs};
+    if (c->legs)
+        m->leg_links[c->legs - 1].conn_prev = leg + 1;
+    c->legs = leg + 1;
+    c->outstanding++;
+    c->idle = ++m->tick;
+    if (q->legs)
+        m->leg_links[q->legs - 1].peer_prev = leg + 1;
+    q->legs = leg + 1;
+    q->open++;
+    if (mode == MODE_SESSION) {
+        uint32_t *pin = pin_of(rt, g->sub);
+
+        l->sub_next = *pin;
+        if (*pin)
+            m->leg_links[*pin - 1].sub_prev = leg + 1;
+        *pin = leg + 1;
+    }
+}
+
+uint32_t modes_legs_left(const struct router *rt)
+{
+    return rt->modes->leg_free_count + MODE_LEGS_MAX - (uint32_t)rt->seg->legs_high;
+}
+
+uint32_t modes_take_leg(struct router *rt, uint32_t request, uint8_t mode, index_sub sub)
+{
+    struct modes *m = rt->modes;
+    struct routing *seg = rt->seg;
+    uint32_t leg = m->leg_free_count ? m->leg_free[--m->leg_free_count] : (uint32_t)seg->legs_high++;
+    struct mode_leg *g = &routing_legs(seg)[leg];
+    const struct routing_sub *s = routing_sub(seg, INDEX_SUB_CONNMGR(sub), INDEX_SUB_SLOT(sub));
+
+    g->uid = s->uid;
+    g->sub_word = s->word;
+    g->conn = (uint32_t)s->word;
+    g->sub = sub;
+    g->request = request;
+    /* The working value is stored at once: without MODE_USED the record is free after a crash. */
+    g->word = (g->word + 1) & MODE_GENERATION;
+    redo_put(&rt->redo, &g->word, MODE_USED | g->word);
+    link_leg(rt, leg, mode);
+    rt->stepping = 1;
+    return leg;
+}
+
+void modes_free_leg(struct router *rt, uint32_t leg)
+{
+    struct modes *m = rt->modes;
+    struct mode_leg *g = &routing_legs(rt->seg)[leg];
+    struct leg_link *l = &m->leg_links[leg];
+    struct mode_conn *c = &m->conns[g->conn];
+    struct request_link *q = &m->request_links[g->request];
+    uint32_t *pin = pin_of(rt, g->sub);
+
+    if (l->conn_prev)
+        m->leg_links[l->conn_prev - 1].conn_next = l->conn_next;
+    else
+        c->legs = l->conn_next;
+    if (l->conn_next)
+        m->leg_links[l->conn_next - 1].conn_prev = l->conn_prev;
+    c->outstanding--;
+    c->idle = ++m->tick;
+    if (l->peer_prev)
+        m->leg_links[l->peer_prev - 1].peer_next = l->peer_next;
+    else
+        q->legs = l->peer_next;
+    if (l->peer_next)
+        m->leg_links[l->peer_next - 1].peer_prev = l->peer_prev;
+    q->open--;
+    if (l->sub_prev)
+        m->leg_links[l->sub_prev - 1].sub_next = l->sub_next;
+    else if (*pin == leg + 1)
+        *pin = l->sub_next;
+    if (l->sub_next)
+        m->leg_links[l->sub_next - 1].sub_prev = l->sub_prev;
+    m->leg_free[m->leg_free_count++] = leg;
+    redo_put(&rt->redo, &g->word, g->word & MODE_GENERATION);
+    rt->stepping = 1;
+}
+
+uint64_t modes_leg_id(const struct router *rt, uint32_t leg)
+{
+    return (uint64_t)leg << 32 | (routing_legs(rt->seg)[leg].word & MODE_GENERATION);
+}
+
+uint32_t modes_find_leg(const struct router *rt, uint64_t id)
+{
+    uint32_t leg = (uint32_t)(id >> 32);
+
+    return leg < rt->seg->legs_high && routing_legs(rt->seg)[leg].word == (MODE_USED | (id & MODE_GENERATION))
+               ? leg : ROUTER_NONE;
+}
+
+int modes_leg_stands(const struct router *rt, uint32_t leg)
+{
+    const struct mode_leg *g = &routing_legs(rt->seg)[leg];
+    const struct routing_sub *s = routing_sub(rt->seg, INDEX_SUB_CONNMGR(g->sub), INDEX_SUB_SLOT(g->sub));
+
+    return s->word == g->sub_word && s->uid == g->uid;
+}
+
+/* ---- start ---- */
+
+void modes_start(struct router *rt)
+{
+    struct routing *seg = rt->seg;
+    struct modes *m = rt->modes;
+
+    for (uint32_t at = (uint32_t)seg->requests_high; at-- > 0;) {
+        const struct mode_request *q = &routing_requests(seg)[at];
+
+        if (q->word & MODE_USED)
+            link_request(rt, at, (uint8_t)q->word);
+        else
+            m->request_free[m->request_free_count++] = at;
+    }
+    for (uint32_t at = (uint32_t)seg->legs_high; at-- > 0;) {
+        const struct mode_leg *g = &routing_legs(seg)[at];
+
+        if (g->word & MODE_USED)
+            link_leg(rt, at, (uint8_t)routing_requests(seg)[g->request].word);
+        else
+            m->leg_free[m->leg_free_count++] = at;
+    }
+    for (uint32_t conn = 0; conn < seg->names_high; conn++)
+        if (routing_names(seg)[conn].word & MODE_USED)
+            modes_hash_name(rt, conn);
+}
+
+/* ---- texts ---- */
+
+static const char *const statuses[] = { /* code and description of the status line */
+    [STATUS_EXPECT] = "202 Accepted",
+    [STATUS_END] = "204 End",
+    [STATUS_BAD] = "400 Bad Mode",
+    [STATUS_EXPIRED] = "408 Expired",
+    [STATUS_SESSION_EXISTS] = "409 Session Exists",
+    [STATUS_NO_SESSION] = "410 No Session",
+    [STATUS_RESPONDER_GONE] = "410 Responder Gone",
+    [STATUS_REQUESTER_GONE] = "410 Requester Gone",
+    [STATUS_REPLY_TOO_LONG] = "413 Reply Subject Too Long",
+    [STATUS_TOO_MANY_REQUESTS] = "429 Too Many Requests",
+    [STATUS_TOO_MANY_LISTENERS] = "429 Too Many Listeners",
+    [STATUS_NO_RESPONDERS] = "503",
+};
+
+char *modes_put_id(char *to, uint64_t id)
+{
+    for (uint32_t i = 0; i < MODE_ID_DIGITS; i++)
+        *to++ = "0123456789abcdef"[id >> (60 - 4 * i) & 15];
+    return to;
+}
+
+char *modes_put_number(char *to, uint64_t n)
+{
+    char digits[20];
+    int i = 0;
+
+    do
+        digits[i++] = (char)('0' + n % 10);
+    while (n /= 10);
+    while (i)
+        *to++ = digits[--i];
+    return to;
+}
+
+void modes_write_text(struct router *rt, uint32_t connmgr, const uint32_t *slots, uint32_t count,
+                      const struct order_text *lengths, const char *subject, const char *reply,
+                      const char *header, const char *body)
+{
+    uint32_t text = (uint32_t)sizeof(*lengths) + lengths->subject_len + lengths->reply_len +
+                    lengths->header_len + lengths->body_len;
+    struct order *o = router_append(rt, connmgr, (uint32_t)sizeof(*o) + batch_pad(count * 4) + batch_pad(text));
+
+    *o = (struct order){.type = ORDER_TEXT, .count = (uint16_t)count, .one = text};
+    memcpy(o->subs, slots, (size_t)count * 4);
+    struct order_text *t = (struct order_text *)((char *)o->subs + batch_pad(count * 4));
+    char *to = t->text;
+
+    *t = *lengths;
+    to = mempcpy(to, subject, lengths->subject_len);
+    to = mempcpy(to, reply, lengths->reply_len);
+    to = mempcpy(to, header, lengths->header_len);
+    memcpy(to, body, lengths->body_len);
+}
+
+void modes_tell(struct router *rt, uint32_t conn, const char *reply, uint32_t reply_len,
+                enum mode_status status, const char *extra)
+{
+    char header[64 + MODES_WHO_MAX], *to = header;
+    index_sub sub = route_own_sub(rt, conn, reply, reply_len);
+    uint32_t slot = INDEX_SUB_SLOT(sub);
+
+    if (sub == ROUTER_NONE)
+        return;
+    to = stpcpy(to, "NATS/1.0 ");
+    to = stpcpy(to, statuses[status]);
+    to = stpcpy(to, "\r\n");
+    to = stpcpy(to, extra);
+    to = stpcpy(to, "\r\n");
+    modes_write_text(rt, INDEX_SUB_CONNMGR(sub), &slot, 1,
+                     &(struct order_text){.subject_len = (uint16_t)reply_len, .header_len = (uint16_t)(to - header)},
+                     reply, "", header, "");
+    rt->stats.statuses++;
+}

@@ -1,0 +1,146 @@
+/* modes: requests that wait for answers, sessions, and names, in the router (docs/modes.md).
+ *
+ * Primary state is in the routing segment: requests, legs, names (R5). A request is one that was
+ * asked and whose replies pass us, or a session; it has one leg for each responder. The id of a
+ * leg, number << 32 | generation, is the end of the reply subject its responder is given: a reply is
+ * recognised by its subject, and messages that are none are not looked at.
+ *
+ * What is declared here is derived: lists, counts, a heap of deadlines, hashes; private memory of
+ * the router, rebuilt by modes_start(). It is what pages it uses, not what it reserves.
+ *
+ *   modes.c        the tables, and what is derived from them
+ *   modes_route.c  messages of a mode
+ *   modes_settle.c ends: replies that will not come, deadlines, connections that are over
+ *   modes_names.c  names and presence
+ */
+#ifndef MIDAIR_MODES_H
+#define MIDAIR_MODES_H
+
+#include "router/router.h"
+
+#define MODES_REQUESTS_EACH 16384u     /* open requests and sessions of one connection */
+#define MODES_FANOUT_MAX 1024u         /* listeners one fanout request may have */
+#define MODES_DEADLINE_NS 600000000000ULL /* of a request that names none: ten minutes */
+#define MODES_PAGE_BYTES 3072u         /* body of one answer to "who is there" */
+#define MODES_WATCHERS_EACH 1024u      /* subscriptions in one order of presence */
+#define MODES_WATCHERS_MAX 16384u      /* told of one change of presence; more are not */
+#define MODES_EXPIRE_A_STEP 32u
+#define MODES_BUCKETS 65536u           /* of the hashes of sessions and of names */
+
+enum mode_status { /* see the table in modes.c */
+    STATUS_EXPECT,
+    STATUS_END,
+    STATUS_BAD,
+    STATUS_EXPIRED,
+    STATUS_SESSION_EXISTS,
+    STATUS_NO_SESSION,
+    STATUS_RESPONDER_GONE,
+    STATUS_REQUESTER_GONE,
+    STATUS_REPLY_TOO_LONG,
+    STATUS_TOO_MANY_REQUESTS,
+    STATUS_TOO_MANY_LISTENERS,
+    STATUS_NO_RESPONDERS,
+};
+
+struct request_link { /* links are number + 1; 0 ends */
+    uint32_t conn_next, conn_prev; /* requests of the connection that asks */
+    uint32_t hash_next;            /* sessions */
+    uint32_t legs;                 /* first of its legs */
+    uint32_t open;                 /* how many */
+    uint32_t heap;                 /* place in the heap + 1; 0: not there */
+};
+struct leg_link {
+    uint32_t conn_next, conn_prev; /* legs of the responder's connection */
+    uint32_t sub_next, sub_prev;   /* sessions that stay with a subscription */
+    uint32_t peer_next, peer_prev; /* legs of the request */
+};
+struct mode_conn { /* per slot of a connection */
+    uint32_t requests, legs;             /* first of each */
+    uint32_t requests_open, outstanding; /* how many */
+    uint64_t idle;                       /* the tick when it was last given something, or finished it */
+};
+
+struct modes {
+    struct request_link *request_links;
+    struct leg_link *leg_links;
+    struct mode_conn *conns;
+    uint32_t *pins;         /* per subscription: first session leg that stays with it */
+    uint32_t *request_free, request_free_count;
+    uint32_t *leg_free, leg_free_count;
+    uint32_t *session_hash; /* request + 1, by connection and reply subject */
+    uint32_t *name_hash;    /* slot + 1 of the connection, by name */
+    uint32_t *name_next;
+    uint32_t *heap, heap_count;
+    uint64_t tick;
+};
+
+/* ---- for router.c, session.c ---- */
+int modes_open(struct router *rt);
+void modes_start(struct router *rt);
+/* A message with REF_MODE, as route_message(). */
+int modes_message(struct router *rt, uint32_t from, const struct ref *r, uint64_t hash);
+/* REF_READY of a client that has a name. 1: done, also when it was refused; 0: no room. */
+int modes_name(struct router *rt, uint32_t from, const struct ref *r);
+/* A connection is over: everything it asked or was asked is settled, in steps. 0: no room. */
+int modes_close(struct router *rt, uint32_t from, const struct ref *r);
+/* A subscription is about to go: sessions that stay with it end. 0: no room. */
+int modes_unpin(struct router *rt, uint32_t from, const struct ref *r, uint32_t sub);
+/* Settles what is past its deadline, as far as there is room. Between steps. */
+void modes_expire(struct router *rt);
+/* When modes_expire() has to be called next; 0: never. */
+static inline uint64_t modes_next_ns(const struct router *rt)
+{
+    const struct modes *m = rt->modes;
+
+    return m->heap_count ? routing_requests(rt->seg)[m->heap[0]].deadline_ns : 0;
+}
+static inline int modes_conn_involved(const struct router *rt, uint32_t conn)
+{
+    const struct mode_conn *c = &rt->modes->conns[conn];
+
+    return c->requests || c->legs ||
+           (conn < rt->seg->names_high && routing_names(rt->seg)[conn].word & MODE_USED);
+}
+static inline int modes_sub_pinned(const struct router *rt, uint32_t connmgr, uint32_t slot)
+{
+    return rt->modes->pins[(uint64_t)connmgr * rt->seg->subs_each + slot] != 0;
+}
+
+/* ---- between the modes*.c ---- */
+static inline uint32_t modes_connmgr(const struct router *rt, uint32_t conn)
+{
+    return (uint32_t)(routing_sessions(rt->seg)[conn].word >> 32);
+}
+/* A new request of `r`, or ROUTER_NONE when there is none left for it. */
+uint32_t modes_take_request(struct router *rt, const struct ref *r, uint8_t mode, uint64_t deadline_ns);
+/* A leg of it to that subscription; the caller has made sure of modes_legs_left(). */
+uint32_t modes_take_leg(struct router *rt, uint32_t request, uint8_t mode, index_sub sub);
+uint32_t modes_legs_left(const struct router *rt);
+void modes_free_leg(struct router *rt, uint32_t leg);
+/* With the legs it still has. */
+void modes_free_request(struct router *rt, uint32_t request);
+uint64_t modes_leg_id(const struct router *rt, uint32_t leg);
+uint32_t modes_find_leg(const struct router *rt, uint64_t id); /* or ROUTER_NONE */
+uint32_t modes_find_session(const struct router *rt, uint32_t conn, const char *reply, uint32_t len);
+/* Whether the subscription a leg was given to is still the same one. */
+int modes_leg_stands(const struct router *rt, uint32_t leg);
+/* A status to the connection's own subscription to `reply`; nothing if it has none. Extra: header
+ * lines. The caller has made sure of room for one batch more. */
+void modes_tell(struct router *rt, uint32_t conn, const char *reply, uint32_t reply_len,
+                enum mode_status status, const char *extra);
+/* A message of the router's own to `count` slots of a connmgr. */
+void modes_write_text(struct router *rt, uint32_t connmgr, const uint32_t *slots, uint32_t count,
+                      const struct order_text *lengths, const char *subject, const char *reply,
+                      const char *header, const char *body);
+char *modes_put_id(char *to, uint64_t id);
+char *modes_put_number(char *to, uint64_t n);
+/* The slot of the connection called that, or ROUTER_NONE. */
+uint32_t modes_find_name(const struct router *rt, const char *name, uint32_t len);
+/* Who a connection is, as header lines: its number, and its name if it has one. */
+#define MODES_WHO_MAX 128u
+void modes_who(const struct router *rt, uint32_t conn, uint64_t uid, char *to);
+int modes_list_clients(struct router *rt, uint32_t from, const struct ref *r);
+void modes_hash_name(struct router *rt, uint32_t conn);
+int modes_drop_name(struct router *rt, uint32_t from, const struct ref *r);
+
+#endif

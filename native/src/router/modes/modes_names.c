@@ -1,0 +1,229 @@
+/* modes_names: who is called what, who wants to know, and who is told (docs/modes.md).
+ *
+ * The structure: one struct mode_name for each slot of a connection, in the routing segment; a hash
+ *               of them and its links, derived.
+ * Written by:   the router. The text is stored while the record is free, its word by redo (R5), in
+ *               the step that tells the watchers.
+ * Invariants:   no two used records have the same text. A used record's connection has a session
+ *               with its uid.
+ * After a crash: the name is there and its watchers are told, or neither; then REF_READY, or
+ *               REF_CLOSE, is handled again. A list of clients goes on after `listed`.
+ */
+#include "router/modes/modes.h"
+
+#include "base/crash.h"
+
+#define ENTRY_MAX (MODE_NAME_MAX + 96u) /* bytes of one client in a list */
+
+static uint32_t *bucket_of(const struct router *rt, const char *name, uint32_t len)
+{
+    return &rt->modes->name_hash[index_hash(name, len) >> 13 & (MODES_BUCKETS - 1)];
+}
+
+static uint32_t length(const struct mode_name *n)
+{
+    return (uint32_t)(n->word & 0xff);
+}
+
+uint32_t modes_find_name(const struct router *rt, const char *name, uint32_t len)
+{
+    for (uint32_t at = *bucket_of(rt, name, len); at; at = rt->modes->name_next[at - 1]) {
+        const struct mode_name *n = &routing_names(rt->seg)[at - 1];
+
+        if (length(n) == len && memcmp(n->text, name, len) == 0)
+            return at - 1;
+    }
+    return ROUTER_NONE;
+}
+
+void modes_hash_name(struct router *rt, uint32_t conn)
+{
+    const struct mode_name *n = &routing_names(rt->seg)[conn];
+    uint32_t *bucket = bucket_of(rt, n->text, length(n));
+
+    rt->modes->name_next[conn] = *bucket;
+    *bucket = conn + 1;
+}
+
+static void unhash_name(struct router *rt, uint32_t conn)
+{
+    const struct mode_name *n = &routing_names(rt->seg)[conn];
+    uint32_t *at = bucket_of(rt, n->text, length(n));
+
+    while (*at && *at - 1 != conn)
+        at = &rt->modes->name_next[*at - 1];
+    if (*at)
+        *at = rt->modes->name_next[conn];
+}
+
+void modes_who(const struct router *rt, uint32_t conn, uint64_t uid, char *to)
+{
+    const struct mode_name *n = &routing_names(rt->seg)[conn];
+
+    to = stpcpy(modes_put_number(stpcpy(to, "Midair-Client: "), uid), "\r\n");
+    if (conn >= rt->seg->names_high || !(n->word & MODE_USED) || n->uid != uid)
+        return;
+    to = mempcpy(stpcpy(to, "Midair-Name: "), n->text, length(n));
+    stpcpy(to, "\r\n");
+}
+
+/* {"type":"T","instance":"I","client":N and what `end` adds. */
+static char *put_client(char *to, const char *name, uint32_t len, uint64_t uid, const char *end)
+{
+    const char *dot = memchr(name, '.', len);
+    uint32_t type = dot ? (uint32_t)(dot - name) : len, rest = dot ? len - type - 1 : 0;
+
+    to = mempcpy(stpcpy(to, "{\"type\":\""), name, type);
+    to = mempcpy(stpcpy(to, "\",\"instance\":\""), name + len - rest, rest);
+    return stpcpy(modes_put_number(stpcpy(to, "\",\"client\":"), uid), end);
+}
+
+/* ---- watchers: subscriptions to MODE_CLIENTS_SUBJECT, a dot and a name ---- */
+
+static uint32_t subject_of(const char *name, uint32_t len, char *to)
+{
+    char *end = mempcpy(stpcpy(to, MODE_CLIENTS_SUBJECT "."), name, len);
+
+    return (uint32_t)(end - to);
+}
+
+static void tell_watchers(struct router *rt, const char *name, uint32_t len, uint64_t uid, const char *event)
+{
+    char subject[MODE_NAME_MAX + 32], body[ENTRY_MAX];
+    struct order_text lengths = {.subject_len = (uint16_t)subject_of(name, len, subject)};
+
+    lengths.body_len = (uint16_t)(put_client(body, name, len, uid, event) - body);
+    const struct index_match *m = index_match(rt->index, subject, lengths.subject_len,
+                                              index_hash(subject, lengths.subject_len));
+    uint32_t slots[MODES_WATCHERS_EACH], told = m->count < MODES_WATCHERS_MAX ? m->count : MODES_WATCHERS_MAX;
+
+    for (uint32_t i = 0; i < told;) {
+        uint32_t connmgr = INDEX_SUB_CONNMGR(m->subs[i]), n = 0;
+
+        while (i < told && n < MODES_WATCHERS_EACH && INDEX_SUB_CONNMGR(m->subs[i]) == connmgr)
+            slots[n++] = INDEX_SUB_SLOT(m->subs[i++]);
+        modes_write_text(rt, connmgr, slots, n, &lengths, subject, "", "", body);
+    }
+    for (uint32_t g = 0; g < m->group_count && g < MODES_WATCHERS_EACH; g++) {
+        index_sub sub = m->groups[g].subs[index_group_pick(&m->groups[g])];
+
+        slots[0] = INDEX_SUB_SLOT(sub);
+        modes_write_text(rt, INDEX_SUB_CONNMGR(sub), slots, 1, &lengths, subject, "", "", body);
+    }
+}
+
+/* Room for that, and for an answer to `from`. */
+static int room_for_watchers(struct router *rt, uint32_t from, const char *name, uint32_t len)
+{
+    char subject[MODE_NAME_MAX + 32];
+    uint32_t bytes = subject_of(name, len, subject);
+    const struct index_match *m = index_match(rt->index, subject, bytes, index_hash(subject, bytes));
+    uint32_t plain = m->count < MODES_WATCHERS_MAX ? m->count : MODES_WATCHERS_MAX;
+    uint32_t groups = m->group_count < MODES_WATCHERS_EACH ? m->group_count : MODES_WATCHERS_EACH;
+    /* A full list takes most of a batch; of the orders to groups at least 16 fit one. */
+    uint32_t need = plain || groups ? 2 + plain / MODES_WATCHERS_EACH + groups / 16 : 0;
+
+    for (uint32_t i = 0; need && i < rt->conf.connmgrs; i++)
+        if (!router_room(rt, i, need < BATCH_RING - 2 ? need : BATCH_RING - 2))
+            return 0;
+    return router_room(rt, from, 1);
+}
+
+/* ---- names come and go ---- */
+
+int modes_name(struct router *rt, uint32_t from, const struct ref *r)
+{
+    struct mode_name *n = &routing_names(rt->seg)[r->conn];
+
+    if (routing_sessions(rt->seg)[r->conn].uid != r->handle || r->text_len > MODE_NAME_MAX)
+        return 1;
+    if (rt->seg->names_high <= r->conn)
+        rt->seg->names_high = r->conn + 1;
+    if (n->word & MODE_USED)
+        return 1; /* said again after a crash of its connmgr */
+    if (!room_for_watchers(rt, from, r->text, r->text_len))
+        return 0;
+    if (modes_find_name(rt, r->text, r->text_len) != ROUTER_NONE) {
+        *router_append(rt, from, sizeof(struct order)) =
+            (struct order){.type = ORDER_NAME_TAKEN, .one = r->conn, .handle = r->handle};
+        rt->stats.names_refused++;
+        return 1;
+    }
+    n->uid = r->handle;
+    memcpy(n->text, r->text, r->text_len);
+    redo_put(&rt->redo, &n->word, MODE_USED | r->text_len);
+    rt->stepping = 1;
+    tell_watchers(rt, r->text, r->text_len, r->handle, ",\"event\":\"up\"}");
+    CRASH(NAME_GIVEN);
+    router_commit_at(rt, from, router_at(rt, from, r) + r->bytes);
+    modes_hash_name(rt, r->conn);
+    return 1;
+}
+
+int modes_drop_name(struct router *rt, uint32_t from, const struct ref *r)
+{
+    struct mode_name *n = &routing_names(rt->seg)[r->conn];
+
+    if (r->conn >= rt->seg->names_high || !(n->word & MODE_USED))
+        return 1;
+    if (!room_for_watchers(rt, from, n->text, length(n)))
+        return 0;
+    unhash_name(rt, r->conn);
+    redo_put(&rt->redo, &n->word, 0);
+    rt->stepping = 1;
+    tell_watchers(rt, n->text, length(n), n->uid, ",\"event\":\"down\"}");
+    CRASH(NAME_DROPPED);
+    router_commit_at(rt, from, router_at(rt, from, r));
+    return 1;
+}
+
+/* ---- who is there ---- */
+
+static int wanted(const struct mode_name *n, const char *name, uint32_t len)
+{
+    return n->word & MODE_USED && (len == 0 || (length(n) == len && memcmp(n->text, name, len) == 0));
+}
+
+/* A request to MODE_CLIENTS_SUBJECT, perhaps with a name. Pages of a JSON list, then the end. */
+int modes_list_clients(struct router *rt, uint32_t from, const struct ref *r)
+{
+    const uint32_t prefix = sizeof MODE_CLIENTS_SUBJECT; /* with the dot */
+    const char *name = r->text + prefix, *reply = r->text + r->text_len;
+    uint32_t len = r->text_len > prefix ? r->text_len - prefix : 0;
+    struct routing_in *in = &rt->seg->in[from];
+    uint64_t at = in->listed;
+    index_sub sub = r->text2_len ? route_own_sub(rt, r->conn, reply, r->text2_len) : ROUTER_NONE;
+
+    while (sub != ROUTER_NONE && at < rt->seg->names_high) {
+        char page[MODES_PAGE_BYTES + ENTRY_MAX], *to = page;
+        uint32_t slot = INDEX_SUB_SLOT(sub);
+
+        for (; at < rt->seg->names_high && to < page + MODES_PAGE_BYTES; at++) {
+            const struct mode_name *n = &routing_names(rt->seg)[at];
+
+            if (!wanted(n, name, len))
+                continue;
+            *to = to == page ? '[' : ',';
+            to = put_client(to + 1, n->text, length(n), n->uid, "}");
+        }
+        if (to == page)
+            break;
+        *to++ = ']';
+        if (!router_room(rt, from, 2))
+            return 0;
+        modes_write_text(rt, from, &slot, 1,
+                         &(struct order_text){.subject_len = r->text2_len, .body_len = (uint16_t)(to - page)},
+                         reply, "", "", page);
+        redo_put(&rt->redo, &in->listed, at);
+        CRASH(CLIENTS_PAGE);
+        router_commit_at(rt, from, router_at(rt, from, r));
+    }
+    if (!router_room(rt, from, 1))
+        return 0;
+    if (sub != ROUTER_NONE)
+        modes_tell(rt, r->conn, reply, r->text2_len, STATUS_END, "");
+    *router_append(rt, from, sizeof(struct order)) =
+        (struct order){.type = ORDER_DELETE, .limit = 1, .count = 1, .handle = r->handle};
+    redo_put(&rt->redo, &in->listed, 0);
+    return 1;
+}

@@ -1,0 +1,371 @@
+/* modes_route: a message of a mode to whom it is for (docs/modes.md).
+ *
+ * The structure: none of its own; requests and legs are those of modes.c.
+ * Written by:   the router, in steps of one message each (R6).
+ * Invariants:   a message is ordered to somebody or deleted, never both. Whoever asked is told
+ *               when it goes to nobody. A responder is given the id of its leg as reply subject,
+ *               whoever asked gets the replies under the subject it named.
+ * After a crash: the step is repeated. The choice among responders may differ: nothing of the first
+ *               attempt was visible to anybody.
+ */
+#include "router/modes/modes.h"
+
+#include "base/crash.h"
+
+static void delete(struct router *rt, uint32_t from, const struct ref *r)
+{
+    *router_append(rt, from, sizeof(struct order)) =
+        (struct order){.type = ORDER_DELETE, .limit = 1, .count = 1, .handle = r->handle};
+}
+
+/* To nobody, and the sender is told why. */
+static int refuse(struct router *rt, uint32_t from, const struct ref *r, enum mode_status status)
+{
+    if (!router_room(rt, from, 1))
+        return 0;
+    delete(rt, from, r);
+    if (r->text2_len)
+        modes_tell(rt, r->conn, r->text + r->text_len, r->text2_len, status, "");
+    rt->stats.mode_refused++;
+    return 1;
+}
+
+static struct order *order_as(struct router *rt, const struct ref *r, index_sub sub, uint64_t deadline_ns,
+                              const char *subject, uint32_t subject_len, const char *reply, uint32_t reply_len)
+{
+    uint32_t count = (uint32_t)sizeof(struct order_mode) + subject_len + reply_len;
+    struct order *o = router_append(rt, INDEX_SUB_CONNMGR(sub), (uint32_t)sizeof(*o) + batch_pad(count));
+    struct order_mode *as = (struct order_mode *)o->subs;
+
+    *o = (struct order){.type = ORDER_MODE, .limit = 1, .count = (uint16_t)count,
+                        .one = INDEX_SUB_SLOT(sub), .handle = r->handle};
+    *as = (struct order_mode){.deadline_ns = deadline_ns, .subject_len = (uint16_t)subject_len,
+                              .reply_len = (uint16_t)reply_len};
+    memcpy(mempcpy(as->text, subject, subject_len), reply, reply_len);
+    rt->stats.deliveries++;
+    return o;
+}
+
+/* To the responder of a leg, with the leg's id as reply subject. */
+static struct order *order_leg(struct router *rt, const struct ref *r, uint32_t leg, uint64_t deadline_ns)
+{
+    char reply[MODE_REPLY_BYTES];
+
+    memcpy(reply, MODE_REPLY_PREFIX, sizeof MODE_REPLY_PREFIX - 1);
+    modes_put_id(reply + sizeof MODE_REPLY_PREFIX - 1, modes_leg_id(rt, leg));
+    return order_as(rt, r, routing_legs(rt->seg)[leg].sub, deadline_ns, "", 0, reply, sizeof reply);
+}
+
+/* ---- whom to ask ---- */
+
+static int less_loaded(const struct router *rt, uint32_t a, uint32_t b)
+{
+    const struct mode_conn *x = &rt->modes->conns[a], *y = &rt->modes->conns[b];
+
+    return x->outstanding != y->outstanding ? x->outstanding < y->outstanding : x->idle < y->idle;
+}
+
+/* The least loaded of `count` candidates: fewest outstanding requests, then the longest idle. */
+static index_sub least_loaded(const struct router *rt, const struct ref *r, const uint32_t *subs,
+                              const uint32_t *conns, uint32_t count)
+{
+    uint32_t best = ROUTER_NONE;
+
+    for (uint32_t i = 0; i < count; i++) {
+        if (r->flags & REF_NO_ECHO && conns[i] == r->conn)
+            continue;
+        if (best == ROUTER_NONE || less_loaded(rt, conns[i], conns[best]))
+            best = i;
+    }
+    return best == ROUTER_NONE ? ROUTER_NONE : subs[best];
+}
+
+/* One of all members of queue groups; only where there are none, one of the plain subscribers. */
+static index_sub choose_any(struct router *rt, const struct ref *r, uint64_t hash)
+{
+    const struct index_match *m = index_match(rt->index, r->text, r->text_len, hash);
+    index_sub best = ROUTER_NONE;
+    uint32_t best_conn = 0;
+
+    for (uint32_t g = 0; g < m->group_count; g++) {
+        const struct index_group *group = &m->groups[g];
+        index_sub sub = least_loaded(rt, r, group->subs, group->conns, group->count);
+
+        if (sub == ROUTER_NONE)
+            continue;
+        uint32_t conn = (uint32_t)routing_sub(rt->seg, INDEX_SUB_CONNMGR(sub), INDEX_SUB_SLOT(sub))->word;
+
+        if (best == ROUTER_NONE || less_loaded(rt, conn, best_conn)) {
+            best = sub;
+            best_conn = conn;
+        }
+    }
+    return m->group_count ? best : least_loaded(rt, r, m->subs, m->conns, m->count);
+}
+
+/* The subscription of the client with that name to its own subject. */
+static index_sub choose_named(struct router *rt, const struct ref *r)
+{
+    const uint32_t prefix = sizeof MODE_IPC_PREFIX - 1;
+    uint32_t conn = modes_find_name(rt, r->text + prefix, r->text_len - prefix);
+
+    if (conn == ROUTER_NONE || (r->flags & REF_NO_ECHO && conn == r->conn))
+        return ROUTER_NONE;
+    return route_own_sub(rt, conn, r->text, r->text_len);
+}
+
+static index_sub choose(struct router *rt, const struct ref *r, uint64_t hash)
+{
+    return ref_mode(r)->place == PLACE_IPC ? choose_named(rt, r) : choose_any(rt, r, hash);
+}
+
+/* ---- requests ---- */
+
+/* Without anybody to hear of an answer: one delivery, and nothing to remember. */
+static int deliver_one(struct router *rt, const struct ref *r, index_sub sub)
+{
+    if (!router_room(rt, INDEX_SUB_CONNMGR(sub), 1))
+        return 0;
+    *router_append(rt, INDEX_SUB_CONNMGR(sub), sizeof(struct order)) =
+        (struct order){.type = ORDER_DELIVER, .limit = 1, .count = 1, .one = INDEX_SUB_SLOT(sub), .handle = r->handle};
+    rt->stats.deliveries++;
+    route_count_pick(rt, sub);
+    route_drop_spent(rt);
+    return 1;
+}
+
+static int named(struct router *rt, uint32_t from, const struct ref *r)
+{
+    index_sub sub = choose_named(rt, r);
+
+    return sub == ROUTER_NONE ? refuse(rt, from, r, STATUS_NO_RESPONDERS) : deliver_one(rt, r, sub);
+}
+
+/* A request to one responder, or the first of a session. */
+static int ask_one(struct router *rt, uint32_t from, const struct ref *r, uint64_t hash, uint8_t mode)
+{
+    uint64_t deadline_ns = mode == MODE_SESSION ? 0 : ref_mode(r)->deadline_ns;
+
+    if (r->text2_len > MODE_REPLY_MAX)
+        return refuse(rt, from, r, STATUS_REPLY_TOO_LONG);
+    if (mode == MODE_SESSION && !r->text2_len)
+        return refuse(rt, from, r, STATUS_BAD);
+    if (mode == MODE_SESSION &&
+        modes_find_session(rt, r->conn, r->text + r->text_len, r->text2_len) != ROUTER_NONE)
+        return refuse(rt, from, r, STATUS_SESSION_EXISTS);
+    index_sub sub = choose(rt, r, hash);
+
+    if (sub == ROUTER_NONE)
+        return refuse(rt, from, r, STATUS_NO_RESPONDERS);
+    if (!r->text2_len)
+        return deliver_one(rt, r, sub);
+    if (!router_room(rt, INDEX_SUB_CONNMGR(sub), 1))
+        return 0;
+    if (mode != MODE_SESSION && !deadline_ns)
+        deadline_ns = rt->now_ns + MODES_DEADLINE_NS;
+    uint32_t request = modes_legs_left(rt) ? modes_take_request(rt, r, mode, deadline_ns) : ROUTER_NONE;
+
+    if (request == ROUTER_NONE)
+        return refuse(rt, from, r, STATUS_TOO_MANY_REQUESTS);
+    uint32_t leg = modes_take_leg(rt, request, mode, sub);
+
+    order_leg(rt, r, leg, deadline_ns);
+    route_count_pick(rt, sub);
+    route_drop_spent(rt);
+    CRASH(MODE_ASKED);
+    rt->stats.mode_requests++;
+    return 1;
+}
+
+/* A further message of a session, to the one responder it has. */
+static int session_message(struct router *rt, uint32_t from, const struct ref *r, uint8_t mode)
+{
+    uint32_t request = modes_find_session(rt, r->conn, r->text + r->text_len, r->text2_len);
+
+    if (!router_room(rt, from, 1))
+        return 0;
+    if (request == ROUTER_NONE) {
+        if (mode == MODE_SESSION)
+            return refuse(rt, from, r, STATUS_NO_SESSION);
+        delete(rt, from, r); /* ended already, by the other side */
+        return 1;
+    }
+    uint32_t leg = rt->modes->request_links[request].legs - 1;
+
+    if (!modes_leg_stands(rt, leg)) {
+        modes_free_request(rt, request);
+        return refuse(rt, from, r, STATUS_RESPONDER_GONE);
+    }
+    index_sub sub = routing_legs(rt->seg)[leg].sub;
+
+    if (!router_room(rt, INDEX_SUB_CONNMGR(sub), 1))
+        return 0;
+    order_leg(rt, r, leg, 0);
+    if (mode == MODE_SESSION_END)
+        modes_free_request(rt, request);
+    route_count_pick(rt, sub);
+    route_drop_spent(rt);
+    CRASH(MODE_SESSION_SAID);
+    return 1;
+}
+
+/* Everybody who listens: each plain subscription, and one member of each queue group. Returns how
+ * many; no more than `max` are put into rt->picks. */
+static uint32_t listeners(struct router *rt, const struct ref *r, uint64_t hash, uint32_t max)
+{
+    uint32_t count = 0;
+
+    if (ref_mode(r)->place == PLACE_IPC) {
+        rt->picks[0] = choose_named(rt, r);
+        return rt->picks[0] != ROUTER_NONE;
+    }
+    const struct index_match *m = index_match(rt->index, r->text, r->text_len, hash);
+
+    for (uint32_t i = 0; i < m->count; i++) {
+        if (r->flags & REF_NO_ECHO && m->conns[i] == r->conn)
+            continue;
+        if (count < max)
+            rt->picks[count] = m->subs[i];
+        count++;
+    }
+    for (uint32_t g = 0; g < m->group_count; g++) {
+        const struct index_group *group = &m->groups[g];
+        index_sub sub = least_loaded(rt, r, group->subs, group->conns, group->count);
+
+        if (sub == ROUTER_NONE)
+            continue;
+        if (count < max)
+            rt->picks[count] = sub;
+        count++;
+    }
+    return count;
+}
+
+static void order_legs(struct router *rt, const struct ref *r, uint32_t request, uint32_t count,
+                       uint64_t deadline_ns)
+{
+    struct order *last = NULL;
+    uint32_t touched = 0;
+
+    for (uint32_t connmgr = 0; connmgr < rt->conf.connmgrs; connmgr++) {
+        struct order *here = NULL;
+
+        for (uint32_t i = 0; i < count; i++) {
+            if (INDEX_SUB_CONNMGR(rt->picks[i]) != connmgr)
+                continue;
+            if (here)
+                here->type |= ORDER_MORE;
+            here = order_leg(rt, r, modes_take_leg(rt, request, MODE_FANOUT, rt->picks[i]), deadline_ns);
+            here->limit = 0;
+            last = here;
+            touched |= 1u << connmgr;
+        }
+    }
+    last->limit = (uint8_t)__builtin_popcount(touched);
+}
+
+static int ask_all(struct router *rt, uint32_t from, const struct ref *r, uint64_t hash)
+{
+    uint64_t deadline_ns = ref_mode(r)->deadline_ns;
+    char expect[64];
+
+    if (!r->text2_len) /* nobody to tell: a broadcast */
+        return ref_mode(r)->place == PLACE_IPC ? named(rt, from, r) : route_message(rt, from, r, hash);
+    if (r->text2_len > MODE_REPLY_MAX)
+        return refuse(rt, from, r, STATUS_REPLY_TOO_LONG);
+    uint32_t count = listeners(rt, r, hash, MODES_FANOUT_MAX);
+
+    if (count == 0)
+        return refuse(rt, from, r, STATUS_NO_RESPONDERS);
+    if (count > MODES_FANOUT_MAX)
+        return refuse(rt, from, r, STATUS_TOO_MANY_LISTENERS);
+    /* An order to a leg is 64 bytes; ends of memberships, and the status, come on top. */
+    for (uint32_t i = 0; i < rt->conf.connmgrs; i++)
+        if (!router_room(rt, i, 2 + count / 64))
+            return 0;
+    if (!deadline_ns)
+        deadline_ns = rt->now_ns + MODES_DEADLINE_NS;
+    uint32_t request = modes_legs_left(rt) >= count ? modes_take_request(rt, r, MODE_FANOUT, deadline_ns)
+                                                    : ROUTER_NONE;
+
+    if (request == ROUTER_NONE)
+        return refuse(rt, from, r, STATUS_TOO_MANY_REQUESTS);
+    order_legs(rt, r, request, count, deadline_ns);
+    stpcpy(modes_put_number(stpcpy(expect, "Midair-Expect: "), count), "\r\n");
+    for (uint32_t i = 0; i < count; i++)
+        route_count_pick(rt, rt->picks[i]);
+    route_drop_spent(rt);
+    modes_tell(rt, r->conn, r->text + r->text_len, r->text2_len, STATUS_EXPECT, expect);
+    CRASH(MODE_ASKED_ALL);
+    rt->stats.mode_requests++;
+    return 1;
+}
+
+/* ---- replies ---- */
+
+static int reply(struct router *rt, uint32_t from, const struct ref *r)
+{
+    uint8_t mode = ref_mode(r)->mode;
+    uint32_t leg = modes_find_leg(rt, ref_mode(r)->id);
+
+    if (!router_room(rt, from, 1))
+        return 0;
+    if (leg == ROUTER_NONE) { /* too late, or not one of ours */
+        delete(rt, from, r);
+        rt->stats.mode_late++;
+        return 1;
+    }
+    uint32_t request = routing_legs(rt->seg)[leg].request;
+    const struct mode_request *q = &routing_requests(rt->seg)[request];
+
+    if (!router_room(rt, modes_connmgr(rt, q->conn), 1))
+        return 0;
+    index_sub sub = route_own_sub(rt, q->conn, q->reply, q->reply_len);
+
+    if (sub == ROUTER_NONE)
+        delete(rt, from, r);
+    else
+        order_as(rt, r, sub, 0, q->reply, q->reply_len, "", 0);
+    rt->stats.mode_replies++;
+    if ((uint8_t)q->word == MODE_SESSION) {
+        if (mode == MODE_SESSION_END)
+            modes_free_request(rt, request);
+    } else if (mode != MODE_MORE) {
+        modes_free_leg(rt, leg);
+        if (!rt->modes->request_links[request].open) {
+            modes_tell(rt, q->conn, q->reply, q->reply_len, STATUS_END, "");
+            modes_free_request(rt, request);
+        }
+    }
+    CRASH(MODE_REPLIED);
+    return 1;
+}
+
+int modes_message(struct router *rt, uint32_t from, const struct ref *r, uint64_t hash)
+{
+    const struct ref_mode *m = ref_mode(r);
+
+    if (m->place == PLACE_REPLY)
+        return reply(rt, from, r);
+    if (m->place == PLACE_CLIENTS)
+        return modes_list_clients(rt, from, r);
+    if (m->deadline_ns && rt->now_ns >= m->deadline_ns) {
+        rt->stats.mode_expired++;
+        return refuse(rt, from, r, STATUS_EXPIRED);
+    }
+    switch (m->mode) {
+    case MODE_NONE:
+        return m->place == PLACE_IPC ? named(rt, from, r) : route_message(rt, from, r, hash);
+    case MODE_SEMAPHORE:
+        return ask_one(rt, from, r, hash, MODE_SEMAPHORE);
+    case MODE_SESSION_OPEN:
+        return ask_one(rt, from, r, hash, MODE_SESSION);
+    case MODE_SESSION:
+    case MODE_SESSION_END:
+        return session_message(rt, from, r, m->mode);
+    case MODE_FANOUT:
+        return ask_all(rt, from, r, hash);
+    default:
+        return refuse(rt, from, r, STATUS_BAD);
+    }
+}

@@ -1,0 +1,128 @@
+/* modes_settle: ends that no reply brings: a connection or subscription is gone, a deadline passed.
+ *
+ * The structure: none of its own; requests and legs are those of modes.c.
+ * Written by:   the router, in steps of a few records each (R6): a responder that goes away may
+ *               leave more requests than a ring has room for.
+ * Invariants:   whoever still waits is told. Between two steps the tables hold what is not settled.
+ * After a crash: the reference, or the deadline, is there again, and so is what was not committed.
+ */
+#include "router/modes/modes.h"
+
+#include "base/crash.h"
+
+/* The responder of this leg will not answer. A request to one, and a session, end with it. */
+static void responder_gone(struct router *rt, uint32_t leg)
+{
+    const struct mode_leg *g = &routing_legs(rt->seg)[leg];
+    uint32_t request = g->request;
+    const struct mode_request *q = &routing_requests(rt->seg)[request];
+    char who[MODES_WHO_MAX];
+
+    modes_who(rt, g->conn, g->uid, who);
+    modes_tell(rt, q->conn, q->reply, q->reply_len, STATUS_RESPONDER_GONE, who);
+    modes_free_leg(rt, leg);
+    if (!rt->modes->request_links[request].open) {
+        if ((uint8_t)q->word == MODE_FANOUT)
+            modes_tell(rt, q->conn, q->reply, q->reply_len, STATUS_END, "");
+        modes_free_request(rt, request);
+    }
+    rt->stats.mode_gone++;
+}
+
+/* Nobody waits any more. The responder of a session is told, the others may answer into the void. */
+static void requester_gone(struct router *rt, uint32_t request)
+{
+    const struct mode_request *q = &routing_requests(rt->seg)[request];
+    uint32_t leg = rt->modes->request_links[request].legs - 1;
+    static const char header[] = "NATS/1.0 410 Requester Gone\r\n\r\n";
+
+    if ((uint8_t)q->word == MODE_SESSION && modes_leg_stands(rt, leg)) {
+        index_sub sub = routing_legs(rt->seg)[leg].sub;
+        uint32_t slot = INDEX_SUB_SLOT(sub);
+        char id[MODE_REPLY_BYTES];
+
+        memcpy(id, MODE_REPLY_PREFIX, sizeof MODE_REPLY_PREFIX - 1);
+        modes_put_id(id + sizeof MODE_REPLY_PREFIX - 1, modes_leg_id(rt, leg));
+        modes_write_text(rt, INDEX_SUB_CONNMGR(sub), &slot, 1,
+                         &(struct order_text){.subject_len = sizeof id, .reply_len = sizeof id,
+                                             .header_len = sizeof header - 1},
+                         id, id, header, "");
+        rt->stats.statuses++;
+    }
+    modes_free_request(rt, request);
+}
+
+static int room_for_requester(const struct router *rt, uint32_t leg)
+{
+    uint32_t request = routing_legs(rt->seg)[leg].request;
+
+    return router_room(rt, modes_connmgr(rt, routing_requests(rt->seg)[request].conn), 1);
+}
+
+static int room_for_responder(const struct router *rt, uint32_t request)
+{
+    uint32_t leg = rt->modes->request_links[request].legs - 1;
+
+    return router_room(rt, INDEX_SUB_CONNMGR(routing_legs(rt->seg)[leg].sub), 1);
+}
+
+int modes_unpin(struct router *rt, uint32_t from, const struct ref *r, uint32_t sub)
+{
+    const uint32_t *pin = &rt->modes->pins[(uint64_t)from * rt->seg->subs_each + sub];
+
+    if (rt->stepping)
+        router_commit_at(rt, from, router_at(rt, from, r));
+    while (*pin) {
+        if (!room_for_requester(rt, *pin - 1))
+            return 0;
+        responder_gone(rt, *pin - 1);
+        router_commit_at(rt, from, router_at(rt, from, r));
+        CRASH(MODE_UNPINNED);
+    }
+    return 1;
+}
+
+int modes_close(struct router *rt, uint32_t from, const struct ref *r)
+{
+    const struct mode_conn *c = &rt->modes->conns[r->conn];
+    uint64_t at = router_at(rt, from, r);
+
+    if (rt->stepping)
+        router_commit_at(rt, from, at);
+    while (c->legs) {
+        if (!room_for_requester(rt, c->legs - 1))
+            return 0;
+        responder_gone(rt, c->legs - 1);
+        router_commit_at(rt, from, at);
+        CRASH(MODE_LEG_SETTLED);
+    }
+    while (c->requests) {
+        if (!room_for_responder(rt, c->requests - 1))
+            return 0;
+        requester_gone(rt, c->requests - 1);
+        router_commit_at(rt, from, at);
+        CRASH(MODE_REQUEST_SETTLED);
+    }
+    return modes_drop_name(rt, from, r);
+}
+
+void modes_expire(struct router *rt)
+{
+    struct modes *m = rt->modes;
+    uint32_t count = 0;
+
+    while (m->heap_count && modes_next_ns(rt) <= rt->now_ns) {
+        const struct mode_request *q = &routing_requests(rt->seg)[m->heap[0]];
+
+        if (!router_room(rt, modes_connmgr(rt, q->conn), 1))
+            break;
+        modes_tell(rt, q->conn, q->reply, q->reply_len, STATUS_EXPIRED, "");
+        modes_free_request(rt, m->heap[0]);
+        rt->stats.mode_expired++;
+        CRASH(MODE_EXPIRED);
+        if (++count % MODES_EXPIRE_A_STEP == 0 || rt->redo.count > MODES_FANOUT_MAX)
+            router_commit(rt);
+    }
+    if (rt->stepping)
+        router_commit(rt);
+}

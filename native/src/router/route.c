@@ -1,0 +1,388 @@
+/* route: a message to its recipients, or a run of messages of one sender to one subject.
+ *
+ * The index gives plain subscribers grouped by connmgr and queue groups to pick one member
+ * of. Each connmgr concerned gets one order (or several, the earlier ones marked "more");
+ * the touch count rides on the last order of the message. Nobody concerned: the source is
+ * told to delete it, or to tell the sender that nobody is listening.
+ *
+ * A run (REF_RUN) is routed at once, in pieces that fit a batch of orders. With queue groups each of
+ * its messages is routed for itself, as each is picked for; with very many recipients too. How far a
+ * run is routed is part of the place in the input (routing_in).
+ */
+#include "router/router.h"
+
+#include "base/crash.h"
+
+#include <errno.h>
+
+#define LIST_MAX ((BATCH_RECORD_MAX - sizeof(struct order)) / 4)
+#define PICKS_MAX 4096u
+#define RUN_BYTES_MAX (BATCH_BYTES - 128u) /* of one order with its load: there may be a mark beside it */
+
+/* Counts a message on a queue member (R3: redone by base and stamp). */
+void route_count_pick(struct router *rt, index_sub sub)
+{
+    struct routing_sub *s = routing_sub(rt->seg, INDEX_SUB_CONNMGR(sub), INDEX_SUB_SLOT(sub));
+    uint64_t step = rt->seg->step + 1;
+
+    if (s->stamp != step) {
+        s->base = s->routed;
+        CRASH(PICK_BASE);
+        s->stamp = step;
+        CRASH(PICK_STAMP);
+    }
+    s->routed++;
+    if (s->max && s->routed >= s->max)
+        rt->spent[rt->spent_count++] = sub;
+}
+
+/* One member per group, not the sender itself if it does not want its echo. */
+static uint32_t pick_members(struct router *rt, const struct index_match *m, const struct ref *r)
+{
+    uint32_t count = 0;
+
+    for (uint32_t g = 0; g < m->group_count && count < PICKS_MAX; g++) {
+        struct index_group *group = &m->groups[g];
+        uint32_t at = index_group_pick(group), tries = group->count;
+
+        if (r->flags & REF_NO_ECHO)
+            while (tries && group->conns[at] == r->conn) {
+                at = at + 1 < group->count ? at + 1 : 0;
+                tries--;
+            }
+        if (tries)
+            rt->picks[count++] = group->subs[at];
+    }
+    return count;
+}
+
+/* Lists being written for the connmgrs of one message. */
+struct writer {
+    struct router *rt;
+    uint64_t handle;
+    uint32_t messages, size_each, subject_len;
+    struct order *last; /* the latest order of any connmgr */
+    uint32_t touched;   /* connmgrs, as bits */
+};
+
+static struct order *new_order(struct writer *w, uint32_t connmgr, uint32_t count)
+{
+    struct order *o;
+
+    if (w->messages > 1) {
+        o = router_append_run(w->rt, connmgr, order_run_bytes(count),
+                              batch_run_load(count, w->messages, w->size_each, w->subject_len));
+        *o = (struct order){.type = ORDER_RUN, .one = w->messages};
+    } else {
+        o = router_append(w->rt, connmgr, order_list_bytes(count));
+        *o = (struct order){.type = ORDER_DELIVER};
+    }
+    o->count = (uint16_t)count;
+    o->handle = w->handle;
+    w->last = o;
+    w->touched |= 1u << connmgr;
+    return o;
+}
+
+/* `count` slots from `subs` (index ids), then the picks of this connmgr. */
+static void write_list(struct writer *w, uint32_t connmgr, const uint32_t *subs, uint32_t count,
+                       const uint32_t *picks, uint32_t pick_count)
+{
+    uint32_t mine = 0, done = 0, pick = 0;
+
+    for (uint32_t i = 0; i < pick_count; i++)
+        mine += INDEX_SUB_CONNMGR(picks[i]) == connmgr;
+    for (uint32_t left = count + mine; left;) {
+        uint32_t n = left < LIST_MAX ? left : (uint32_t)LIST_MAX;
+        struct order *o = new_order(w, connmgr, n);
+        uint32_t *to = n == 1 && w->messages == 1 ? &o->one : o->subs;
+
+        for (uint32_t i = 0; i < n; i++) {
+            if (done < count) {
+                to[i] = INDEX_SUB_SLOT(subs[done++]);
+            } else {
+                while (INDEX_SUB_CONNMGR(picks[pick]) != connmgr)
+                    pick++;
+                to[i] = INDEX_SUB_SLOT(picks[pick++]);
+            }
+        }
+        left -= n;
+        if (left)
+            o->type |= ORDER_MORE;
+    }
+}
+
+static int one_to_source(struct router *rt, uint32_t from, uint64_t handle, uint8_t type, uint32_t count,
+                         uint32_t sub)
+{
+    *router_append(rt, from, sizeof(struct order)) =
+        (struct order){.type = type, .limit = 1, .count = (uint16_t)count, .one = sub, .handle = handle};
+    return 1;
+}
+
+static uint32_t subject_len(struct router *rt, index_sub sub)
+{
+    return routing_sub(rt->seg, INDEX_SUB_CONNMGR(sub), INDEX_SUB_SLOT(sub))->subject_len;
+}
+
+/* Of several the one with the longest subject: that of its inbox, not one that listens to all. */
+uint32_t route_own_sub(struct router *rt, uint32_t conn, const char *subject, uint32_t len)
+{
+    const struct index_match *m = index_match(rt->index, subject, len, index_hash(subject, len));
+    index_sub own = ROUTER_NONE;
+
+    for (uint32_t i = 0; i < m->count; i++)
+        if (m->conns[i] == conn && (own == ROUTER_NONE || subject_len(rt, m->subs[i]) > subject_len(rt, own)))
+            own = m->subs[i];
+    if (own != ROUTER_NONE)
+        return own;
+    for (uint32_t g = 0; g < m->group_count; g++)
+        for (uint32_t i = 0; i < m->groups[g].count; i++)
+            if (m->groups[g].conns[i] == conn)
+                return m->groups[g].subs[i];
+    return ROUTER_NONE;
+}
+
+static int nobody(struct router *rt, uint32_t from, const struct ref *r, uint64_t handle, uint32_t messages)
+{
+    if (!router_room(rt, from, 0))
+        return 0;
+    rt->stats.no_recipients += messages;
+    if (r->flags & REF_NO_RESPONDERS) {
+        uint32_t sub = route_own_sub(rt, r->conn, r->text + r->text_len, r->text2_len);
+
+        if (sub != ROUTER_NONE && INDEX_SUB_CONNMGR(sub) == from) {
+            rt->stats.no_responders++;
+            return one_to_source(rt, from, handle, ORDER_NO_RESPONDERS, 1, INDEX_SUB_SLOT(sub));
+        }
+    }
+    return one_to_source(rt, from, handle, ORDER_DELETE, messages, 0);
+}
+
+/* Batches a list of this many recipients may take in one ring. */
+static uint32_t batches_for(uint32_t recipients)
+{
+    return recipients / (uint32_t)LIST_MAX + 2;
+}
+
+/* Plain recipients without the sender's own. */
+static uint32_t without_echo(struct router *rt, const struct index_match *m, uint32_t conn)
+{
+    uint32_t count = 0;
+
+    for (uint32_t i = 0; i < m->count; i++)
+        if (m->conns[i] != conn)
+            rt->sorted[count++] = m->subs[i];
+    return count;
+}
+
+void route_drop_spent(struct router *rt)
+{
+    while (rt->spent_count) {
+        index_sub sub = rt->spent[--rt->spent_count];
+
+        uint32_t connmgr = INDEX_SUB_CONNMGR(sub), slot = INDEX_SUB_SLOT(sub);
+        uint64_t word = routing_sub(rt->seg, connmgr, slot)->word;
+
+        session_drop_sub(rt, connmgr, slot, 1);
+        *router_append(rt, connmgr, sizeof(struct order)) =
+            (struct order){.type = ORDER_UNSUBSCRIBED, .one = (uint32_t)word,
+                           .handle = slot | (word & ROUTING_EPOCH)};
+    }
+}
+
+/* A list so long that no ring can hold it at once: plain recipients go out piece by piece, each
+ * piece a step of its own (R4); then the last order of each connmgr. */
+static int route_huge(struct router *rt, uint32_t from, uint64_t handle, const uint32_t *subs, uint32_t count)
+{
+    struct routing_in *in = &rt->seg->in[from];
+    struct writer w = {.rt = rt, .handle = handle, .messages = 1};
+    uint32_t at = 0;
+
+    while (at < count && subs[at] < in->progress)
+        at++;
+    while (at < count) {
+        uint32_t connmgr = INDEX_SUB_CONNMGR(subs[at]), n = 0;
+
+        while (at + n < count && n < LIST_MAX && INDEX_SUB_CONNMGR(subs[at + n]) == connmgr)
+            n++;
+        if (!router_room(rt, connmgr, 2))
+            return 0;
+        write_list(&w, connmgr, subs + at, n, NULL, 0);
+        w.last->type |= ORDER_MORE;
+        at += n;
+        redo_put(&rt->redo, &in->progress, subs[at - 1] + 1ULL);
+        redo_put(&rt->redo, &in->touched, in->touched | 1ULL << connmgr);
+        router_commit(rt);
+        CRASH(ROUTE_PIECE);
+        (void)batch_out_send(&rt->out[connmgr], BATCH_CLOSED, rt->now_ns);
+    }
+    return 1;
+}
+
+static void sift(uint32_t *a, uint32_t at, uint32_t n)
+{
+    for (uint32_t child; (child = 2 * at + 1) < n; at = child) {
+        if (child + 1 < n && a[child + 1] > a[child])
+            child++;
+        if (a[at] >= a[child])
+            return;
+        uint32_t t = a[at];
+        a[at] = a[child];
+        a[child] = t;
+    }
+}
+
+/* In place and without allocation; the order must be the same after a restart (R4). */
+static void sort_ids(uint32_t *a, uint32_t n)
+{
+    for (uint32_t i = n / 2; i-- > 0;)
+        sift(a, i, n);
+    for (uint32_t end = n; end-- > 1;) {
+        uint32_t t = a[0];
+        a[0] = a[end];
+        a[end] = t;
+        sift(a, 0, end);
+    }
+}
+
+static int route_many(struct router *rt, uint32_t from, const struct ref *r, const struct index_match *m,
+                      uint64_t handle, uint32_t messages)
+{
+    const uint32_t *subs = m->subs;
+    uint32_t count = m->count, mask = 0;
+    int huge = rt->seg->in[from].touched || batches_for(m->count + m->group_count) > BATCH_RING / 2;
+
+    if (r->flags & REF_NO_ECHO) {
+        count = without_echo(rt, m, r->conn);
+        subs = rt->sorted;
+    } else if (huge) {
+        memcpy(rt->sorted, subs, (size_t)count * 4);
+        subs = rt->sorted;
+    }
+    if (!huge) {
+        /* Each pick may also end a membership: an order of four words. */
+        uint32_t need = batches_for(count + 5 * m->group_count);
+
+        for (uint32_t i = 0; i < rt->conf.connmgrs; i++)
+            if (!router_room(rt, i, need))
+                return 0;
+    } else {
+        /* What came before it in the batch must not be routed again when the pieces are. */
+        router_commit_at(rt, from, router_at(rt, from, r));
+        sort_ids(rt->sorted, count);
+        if (!route_huge(rt, from, handle, subs, count))
+            return 0;
+        for (uint32_t i = 0; i < rt->conf.connmgrs; i++)
+            if (!router_room(rt, i, BATCH_RING / 4))
+                return 0;
+    }
+    uint32_t picked = pick_members(rt, m, r);
+    struct writer w = {.rt = rt, .handle = handle, .messages = messages, .size_each = r->size / ref_messages(r),
+                       .subject_len = r->text_len};
+
+    for (uint32_t i = 0; i < picked; i++) {
+        route_count_pick(rt, rt->picks[i]);
+        mask |= 1u << INDEX_SUB_CONNMGR(rt->picks[i]);
+    }
+    if (huge) { /* all plain ones are ordered: close each list, with the picks if there are any */
+        for (uint32_t left = (uint32_t)rt->seg->in[from].touched; left; left &= left - 1) {
+            uint32_t connmgr = (uint32_t)__builtin_ctz(left);
+
+            write_list(&w, connmgr, NULL, 0, rt->picks, picked);
+            if (!(w.touched & 1u << connmgr))
+                new_order(&w, connmgr, 0);
+            mask &= ~(1u << connmgr);
+        }
+        redo_put(&rt->redo, &rt->seg->in[from].progress, 0);
+        redo_put(&rt->redo, &rt->seg->in[from].touched, 0);
+    }
+    for (uint32_t i = 0; !huge && i < count;) {
+        uint32_t connmgr = INDEX_SUB_CONNMGR(subs[i]), n = 1;
+
+        while (i + n < count && INDEX_SUB_CONNMGR(subs[i + n]) == connmgr)
+            n++;
+        write_list(&w, connmgr, subs + i, n, rt->picks, picked);
+        mask &= ~(1u << connmgr);
+        i += n;
+    }
+    for (; mask; mask &= mask - 1)
+        write_list(&w, (uint32_t)__builtin_ctz(mask), NULL, 0, rt->picks, picked);
+    if (!w.last)
+        return nobody(rt, from, r, handle, messages);
+    w.last->limit = (uint8_t)__builtin_popcount(w.touched);
+    rt->stats.deliveries += (uint64_t)(count + picked) * messages;
+    route_drop_spent(rt);
+    return 1;
+}
+
+/* How many of the `left` messages of a run can go together. */
+static uint32_t together(const struct router *rt, uint32_t from, const struct ref *r, const struct index_match *m)
+{
+    uint32_t count = ref_messages(r), left = count - rt->routed;
+
+    if (left == 1 || m->group_count || rt->seg->in[from].touched)
+        return 1;
+    if (m->count == 0)
+        return left;
+    uint32_t bytes = order_run_bytes(m->count);
+
+    if (bytes + 4 * m->count > RUN_BYTES_MAX)
+        return 1;
+    uint32_t most = batch_run_most(RUN_BYTES_MAX - bytes, m->count, r->size / count, r->text_len);
+
+    return left < most ? left : most;
+}
+
+static inline int route_some(struct router *rt, uint32_t from, const struct ref *r, const struct index_match *m,
+                      uint64_t handle, uint32_t messages)
+{
+    if (rt->seg->in[from].touched) /* a list that is ordered in part is closed, whoever has gone */
+        return route_many(rt, from, r, m, handle, messages);
+    if (m->count == 0 && m->group_count == 0)
+        return nobody(rt, from, r, handle, messages);
+    if (m->count != 1 || m->group_count || (r->flags & REF_NO_ECHO && m->conns[0] == r->conn))
+        return route_many(rt, from, r, m, handle, messages);
+    uint32_t connmgr = INDEX_SUB_CONNMGR(m->subs[0]), sub = INDEX_SUB_SLOT(m->subs[0]);
+
+    if (!router_room(rt, connmgr, 0))
+        return 0;
+    rt->stats.deliveries += messages;
+    if (messages == 1) {
+        *router_append(rt, connmgr, sizeof(struct order)) =
+            (struct order){.type = ORDER_DELIVER, .limit = 1, .count = 1, .one = sub, .handle = handle};
+        return 1;
+    }
+    struct order *o = router_append_run(rt, connmgr, order_run_bytes(1),
+                                        batch_run_load(1, messages, r->size / ref_messages(r), r->text_len));
+
+    *o = (struct order){.type = ORDER_RUN, .limit = 1, .count = 1, .one = messages, .handle = handle};
+    o->subs[0] = sub;
+    return 1;
+}
+
+static __attribute__((noinline)) int route_run(struct router *rt, uint32_t from, const struct ref *r, uint64_t hash)
+{
+    for (uint32_t count = ref_messages(r); rt->routed < count;) {
+        const struct index_match *m = index_match(rt->index, r->text, r->text_len, hash);
+        uint32_t messages = together(rt, from, r, m);
+
+        if (!route_some(rt, from, r, m, r->handle + rt->routed, messages))
+            return 0;
+        rt->routed += messages;
+        if (rt->routed == count)
+            break;
+        CRASH(ROUTE_PART);
+        if (rt->redo.count > ROUTER_REDO_SOFT)
+            router_commit_at(rt, from, router_at(rt, from, r));
+    }
+    rt->routed = 0;
+    return 1;
+}
+
+int route_message(struct router *rt, uint32_t from, const struct ref *r, uint64_t hash)
+{
+    if (r->flags & REF_RUN)
+        return route_run(rt, from, r, hash);
+    return route_some(rt, from, r, index_match(rt->index, r->text, r->text_len, hash), r->handle, 1);
+}

@@ -1,0 +1,388 @@
+/* router: opening, the turn, start. See router.h. */
+#include "router/modes/modes.h"
+
+#include "base/crash.h"
+
+#include <errno.h>
+#include <sys/epoll.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#define TAG_ROOM 64u /* plus connmgr: its orders queue has room again */
+#define PREFETCH_LINE 12u
+#define PREFETCH_NODE 6u
+
+static uint64_t clock_ns(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000ULL + (uint64_t)t.tv_nsec;
+}
+
+static void *reserve(uint64_t bytes)
+{
+    void *p = mmap(NULL, bytes ? bytes : 1, PROT_READ | PROT_WRITE,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+
+    return p == MAP_FAILED ? NULL : p;
+}
+
+int router_open(const struct router_conf *conf, struct routing *seg, const int *refs_queues,
+                const int *orders_queues, struct router **ret_rt)
+{
+    struct router *rt = reserve(sizeof(*rt));
+    struct index_conf ic = {conf->connmgrs, seg->subs_each, conf->subjects};
+    uint64_t subs = (uint64_t)conf->connmgrs * seg->subs_each;
+    uint64_t sorted = subs > ROUTING_CELLS ? subs : ROUTING_CELLS;
+
+    if (!rt)
+        return -ENOMEM;
+    rt->conf = *conf;
+    rt->seg = seg;
+    rt->spin = spin_make(conf->spin_ns, (int)conf->spin_adaptive);
+    int err = index_open(&ic, &rt->index);
+    if (err)
+        return err;
+    rt->chains = reserve(subs * sizeof(struct sub_chain));
+    rt->session_subs = reserve((uint64_t)seg->sessions * 4);
+    rt->cell_free = reserve((uint64_t)seg->cells * 4);
+    rt->sorted = reserve(sorted * 4);
+    rt->epoll = epoll_create1(EPOLL_CLOEXEC);
+    if (!rt->chains || !rt->session_subs || !rt->cell_free || !rt->sorted || rt->epoll < 0)
+        return -ENOMEM;
+    err = modes_open(rt);
+    if (err)
+        return err;
+    memset(rt->session_subs, 0xff, (size_t)seg->sessions * 4);
+    rt->redo.log = &seg->redo;
+    rt->redo.base = (char *)seg;
+    for (uint32_t i = 0; i < conf->connmgrs; i++) {
+        struct epoll_event in = {.events = EPOLLIN, .data.u32 = i};
+        struct epoll_event room = {.events = 0, .data.u32 = TAG_ROOM + i};
+
+        rt->refs[i] = refs_queues[i];
+        rt->listening[i] = 1;
+        batch_out_open(&rt->out[i], &routing_lane(seg, i)->orders, orders_queues[i], 255);
+        if (epoll_ctl(rt->epoll, EPOLL_CTL_ADD, refs_queues[i], &in) != 0 ||
+            epoll_ctl(rt->epoll, EPOLL_CTL_ADD, orders_queues[i], &room) != 0)
+            return -errno;
+    }
+    *ret_rt = rt;
+    return 0;
+}
+
+/* The process ends after this; the kernel gives its memory back. */
+void router_close(struct router *rt)
+{
+    index_close(rt->index);
+    close(rt->epoll);
+}
+
+const struct router_stats *router_get_stats(const struct router *rt) { return &rt->stats; }
+
+int router_start(struct router *rt)
+{
+    rt->stats.found_words = redo_recover(&rt->redo);
+    for (uint32_t i = 0; i < rt->conf.connmgrs; i++) {
+        struct batch_ring *ring = rt->out[i].ring;
+
+        batch_out_open(&rt->out[i], ring, rt->out[i].queue, 255);
+        if (rt->out[i].bytes > BATCH_HEAD)
+            rt->out[i].load = BATCH_BYTES; /* not known: nothing is added to it */
+        rt->stats.found_batches += (uint64_t)batch_in_pending(&routing_lane(rt->seg, i)->inbox, rt->seg->in[i].done) +
+                                   (ring->tail >> 16) - 1 - atomic_load(&ring->sent);
+    }
+    return session_start(rt);
+}
+
+/* Makes everything since the last commit valid: outputs, changes, place in the input. */
+void router_commit(struct router *rt)
+{
+    CRASH(ROUTE_STEP);
+    for (uint32_t i = 0; i < rt->conf.connmgrs; i++)
+        batch_out_put(&rt->out[i], &rt->redo);
+    redo_put(&rt->redo, &rt->seg->step, rt->seg->step + 1);
+    redo_commit(&rt->redo);
+    CRASH(ROUTE_COMMITTED);
+    rt->stepping = 0;
+}
+
+void router_commit_at(struct router *rt, uint32_t from, uint64_t at)
+{
+    struct routing_in *in = &rt->seg->in[from];
+
+    redo_put(&rt->redo, &in->at, at);
+    if (in->routed != rt->routed)
+        redo_put(&rt->redo, &in->routed, rt->routed);
+    router_commit(rt);
+}
+
+/* Finds the references of a batch and hashes the subjects to be looked up. */
+static int scan(struct router *rt, const struct batch *b, uint32_t at)
+{
+    uint32_t count = 0;
+
+    while (at < b->bytes) {
+        const struct ref *r = (const struct ref *)((const char *)b + at);
+
+        if (at + sizeof(*r) > b->bytes || r->bytes < sizeof(*r) || at + r->bytes > b->bytes)
+            return -EBADMSG;
+        rt->offsets[count] = (uint16_t)at;
+        rt->hashes[count] = r->type == REF_MESSAGE ? index_hash(r->text, r->text_len) : 0;
+        if (count < PREFETCH_LINE && r->type == REF_MESSAGE)
+            index_prefetch(rt->index, rt->hashes[count]);
+        count++;
+        at += r->bytes;
+    }
+    return (int)count;
+}
+
+/* A message of a mode, or a client with a name: a step of its own (R6). As route_message(). */
+static __attribute__((noinline)) int handle_alone(struct router *rt, uint32_t from, const struct ref *r, uint64_t hash)
+{
+    uint64_t at = router_at(rt, from, r);
+
+    if (rt->stepping)
+        router_commit_at(rt, from, at);
+    rt->changing = r->type != REF_MESSAGE;
+    int done = r->type == REF_MESSAGE ? modes_message(rt, from, r, hash) : session_handle(rt, from, r);
+
+    if (done > 0) {
+        router_commit_at(rt, from, at + r->bytes);
+        CRASH(MODE_COMMITTED);
+    }
+    return done;
+}
+
+/* Processes the batch in the inbox of connmgr `from`. 1: finished; 0: no room in a ring. */
+static int process(struct router *rt, uint32_t from)
+{
+    struct routing_in *in = &rt->seg->in[from];
+    const struct batch *b = &routing_lane(rt->seg, from)->inbox.batch;
+    int count = scan(rt, b, in->at ? (uint32_t)in->at : BATCH_HEAD);
+
+    rt->routed = (uint32_t)in->routed;
+    for (int i = 0; i < count; i++) {
+        const struct ref *r = (const struct ref *)((const char *)b + rt->offsets[i]);
+        uint32_t message = r->type == REF_MESSAGE, changes = !message && r->type != REF_PING && r->type != REF_HOLD;
+
+        if (rt->redo.count > ROUTER_REDO_SOFT)
+            router_commit_at(rt, from, rt->offsets[i]);
+        if (i + (int)PREFETCH_LINE < count)
+            index_prefetch(rt->index, rt->hashes[i + (int)PREFETCH_LINE]);
+        if (i + (int)PREFETCH_NODE < count)
+            index_prefetch_node(rt->index, rt->hashes[i + (int)PREFETCH_NODE]);
+        int done;
+
+        if (__builtin_expect(r->flags & REF_MODE, 0)) {
+            done = handle_alone(rt, from, r, rt->hashes[i]);
+        } else {
+            if (changes != rt->changing && rt->stepping)
+                router_commit_at(rt, from, rt->offsets[i]); /* R3 */
+            rt->changing = changes;
+            done = message ? route_message(rt, from, r, rt->hashes[i]) : session_handle(rt, from, r);
+        }
+
+        if (done < 0)
+            return done;
+        if (done == 0) {
+            router_commit_at(rt, from, rt->offsets[i]);
+            return 0;
+        }
+        rt->stats.messages += message ? ref_messages(r) : 0;
+        rt->bytes += r->size;
+    }
+    if (count < 0)
+        return count;
+    redo_put(&rt->redo, &in->done, b->seq);
+    router_commit_at(rt, from, 0);
+    rt->stats.batches++;
+    return 1;
+}
+
+/* Every busy connection gets the same share, however connections are spread: a connmgr with few of
+ * them finishes its passes sooner, and then waits for the other busy ones to have made as many.
+ * Its queue fills meanwhile, and it stops reading. One that says it is busy and does not come is
+ * not waited for longer than ROUTER_PATIENCE_NS. */
+static int fair_may_go(struct router *rt, uint32_t m)
+{
+    for (uint32_t k = 0; rt->busy[m] && k < rt->conf.connmgrs; k++) {
+        if (k == m || !rt->busy[k] || rt->passes[m] <= rt->passes[k] + ROUTER_AHEAD_MAX)
+            continue;
+        if (!rt->behind_ns[k])
+            rt->behind_ns[k] = rt->now_ns;
+        if (rt->now_ns - rt->behind_ns[k] < ROUTER_PATIENCE_NS)
+            return 0;
+        rt->busy[k] = 0;
+        rt->behind_ns[k] = 0;
+    }
+    return 1;
+}
+
+static void fair_account(struct router *rt, uint32_t m, uint16_t rounds)
+{
+    rt->behind_ns[m] = 0;
+    if (!rt->busy[m]) /* who was idle has saved nothing up */
+        for (uint32_t k = 0; k < rt->conf.connmgrs; k++)
+            if (rt->busy[k] && rt->passes[k] > rt->passes[m])
+                rt->passes[m] = rt->passes[k];
+    rt->passes[m] += batch_rounds_passes(rounds);
+    rt->busy[m] = batch_rounds_more(rounds);
+}
+
+/* Takes what connmgr `from` has, up to the end of a round. 1: there may be more. */
+static int visit(struct router *rt, uint32_t from)
+{
+    struct routing_in *in = &rt->seg->in[from];
+    struct batch_inbox *inbox = &routing_lane(rt->seg, from)->inbox;
+
+    for (int i = 0; i < ROUTER_BATCHES_A_VISIT; i++) {
+        rt->ahead[from] = rt->conf.connmgrs > 1 && !fair_may_go(rt, from);
+        if (rt->ahead[from]) {
+            rt->holding = 1;
+            return 0;
+        }
+        int got = batch_in_pending(inbox, in->done) ? 1 : batch_in_receive(inbox, rt->refs[from], in->done);
+
+        if (got <= 0)
+            return got;
+        if (TRACE_IF(inbox->batch.step_ns))
+            router_mark_begin(rt, from, &inbox->batch);
+        int done = process(rt, from);
+
+        rt->marking = 0;
+        if (done < 0)
+            return done;
+        for (uint32_t m = 0; m < rt->conf.connmgrs; m++)
+            (void)batch_out_send(&rt->out[m], BATCH_CLOSED, rt->now_ns);
+        if (done == 0) {
+            rt->stuck[from] = 1;
+            rt->stats.blocked++;
+            return 0;
+        }
+        fair_account(rt, from, inbox->batch.rounds);
+        if (inbox->batch.rounds & BATCH_ROUND_ENDS)
+            return 1;
+    }
+    return 1;
+}
+
+static void arm(struct router *rt, uint32_t m)
+{
+    int blocked = rt->out[m].blocked, listen = !rt->stuck[m] && !rt->ahead[m];
+
+    if (blocked != rt->armed[m]) {
+        struct epoll_event ev = {.events = blocked ? EPOLLOUT : 0, .data.u32 = TAG_ROOM + m};
+
+        (void)epoll_ctl(rt->epoll, EPOLL_CTL_MOD, rt->out[m].queue, &ev);
+        rt->armed[m] = blocked;
+    }
+    if (listen != rt->listening[m]) {
+        struct epoll_event ev = {.events = listen ? EPOLLIN : 0, .data.u32 = m};
+
+        (void)epoll_ctl(rt->epoll, EPOLL_CTL_MOD, rt->refs[m], &ev);
+        rt->listening[m] = listen;
+    }
+}
+
+/* One look at every connmgr. 1: more to do, 0: nothing left, negative errno. */
+static int look(struct router *rt)
+{
+    int more = 0;
+    uint64_t next_ns = modes_next_ns(rt);
+
+    if (next_ns && next_ns <= rt->now_ns)
+        modes_expire(rt);
+    rt->holding = 0;
+    for (uint32_t m = 0; m < rt->conf.connmgrs; m++) {
+        rt->stuck[m] = 0;
+        int got = visit(rt, m);
+
+        if (got < 0)
+            return got;
+        more |= got;
+    }
+    if (TRACE_IF(rt->marked_look))
+        router_mark_end(rt);
+    for (uint32_t m = 0; m < rt->conf.connmgrs; m++) {
+        int sent = batch_out_send(&rt->out[m], BATCH_FILLED, rt->now_ns);
+
+        if (sent < 0)
+            return sent;
+        /* Room was made for an input that waits: look again before sleeping. */
+        for (uint32_t k = 0; sent > 0 && k < rt->conf.connmgrs; k++)
+            more |= rt->stuck[k];
+    }
+    return more;
+}
+
+/* Looks again for a moment before sleeping. As look(). */
+static int look_again(struct router *rt, uint64_t work)
+{
+    uint64_t until = rt->now_ns + spin_time(&rt->spin, work);
+    int more = 0;
+
+    while (more == 0 && rt->now_ns < until) {
+        sched_yield();
+        more = look(rt);
+        rt->now_ns = clock_ns();
+    }
+    return more;
+}
+
+/* Nothing is left to do: waits, at most so long, until there is. As look(). */
+static int await(struct router *rt, int sleep_ms)
+{
+    struct epoll_event evs[2 * ROUTING_CONNMGRS_MAX];
+    uint64_t seen = spin_work(rt->stats.messages, rt->bytes), began = rt->now_ns;
+    int more = look_again(rt, seen - rt->spin_seen);
+
+    rt->spin_seen = spin_work(rt->stats.messages, rt->bytes);
+    if (more == 0) {
+        for (uint32_t m = 0; m < rt->conf.connmgrs; m++)
+            arm(rt, m);
+        if (rt->holding) /* until its patience ends */
+            sleep_ms = 1;
+        if (epoll_wait(rt->epoll, evs, 2 * ROUTING_CONNMGRS_MAX, sleep_ms) < 0)
+            return -errno;
+        rt->now_ns = clock_ns();
+    }
+    spin_learn(&rt->spin, rt->now_ns - began);
+    return more;
+}
+
+/* No longer than the next deadline is away; a passed one waits for room in a ring. */
+static int until_deadline(const struct router *rt, int left_ms)
+{
+    uint64_t next_ns = modes_next_ns(rt);
+
+    if (!next_ns)
+        return left_ms;
+    uint64_t ms = next_ns <= rt->now_ns ? 1 : (next_ns - rt->now_ns) / 1000000 + 1;
+
+    return ms < (uint64_t)left_ms ? (int)ms : left_ms;
+}
+
+int router_turn(struct router *rt, int timeout_ms)
+{
+    rt->now_ns = clock_ns();
+    uint64_t until = rt->now_ns + (uint64_t)timeout_ms * 1000000ULL;
+
+    for (;;) {
+        int more = look(rt);
+
+        if (more < 0)
+            return more;
+        rt->stats.turns++;
+        rt->now_ns = clock_ns();
+        int left = rt->now_ns >= until ? 0 : (int)((until - rt->now_ns + 999999) / 1000000);
+        if (left == 0)
+            return 0;
+        if (!more)
+            more = await(rt, until_deadline(rt, left));
+        if (more < 0)
+            return more == -EINTR ? 0 : more;
+    }
+}

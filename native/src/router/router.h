@@ -1,0 +1,171 @@
+/* router: the routing of references, in private memory derived from the routing segment.
+ *
+ * One turn (router_turn) takes batches of references from each connmgr in turn, up to the
+ * end of its round, and appends orders to the rings of the connmgrs concerned.
+ *
+ *   router.c      opening, the turn, start
+ *   route.c       one message to its recipients
+ *   session.c     sessions and subscriptions
+ *   modes.h       requests that wait for answers, sessions of clients, names
+ */
+#ifndef MIDAIR_ROUTER_H
+#define MIDAIR_ROUTER_H
+
+#include "base/api.h"
+#include "router/index/index.h"
+#include "router/routing.h"
+#include "base/spin.h"
+
+#include <stdlib.h>
+
+#define ROUTER_NONE UINT32_MAX
+#define ROUTER_BATCHES_A_VISIT 16 /* of one connmgr before the next, if no round ends sooner */
+#define ROUTER_AHEAD_MAX 8u            /* passes one connmgr may be ahead of a busy one */
+#define ROUTER_PATIENCE_NS 100000000ULL /* how long others wait for a busy one that is behind: much more
+                                         * than it may have to wait for a core, less than a restart */
+#define ROUTER_REDO_SOFT (REDO_PAIRS_MAX / 2) /* words of a step before it ends; a message adds 4096 at most */
+#define ROUTER_INFO_MAX 1024u
+#define ROUTER_REFS_MAX (BATCH_BYTES / sizeof(struct ref))
+
+API struct router_conf {
+    uint32_t connmgrs;
+    uint32_t subjects; /* capacity of the index */
+    uint32_t spin_adaptive;
+    uint64_t spin_ns;  /* see spin.h */
+    uint32_t generation;
+    /* INFO is head, client id, middle, client address, tail. */
+    char info_head[ROUTER_INFO_MAX], info_middle[64], info_tail[64];
+};
+
+API struct router_stats { /* only grow */
+    uint64_t messages, deliveries, no_recipients, no_responders;
+    uint64_t sessions_opened, sessions_closed, subscribed, unsubscribed, refused;
+    uint64_t batches, blocked, turns;
+    /* modes */
+    uint64_t mode_requests, mode_replies, mode_late, mode_refused, mode_expired, mode_gone;
+    uint64_t statuses, names_refused;
+    uint64_t found_words;   /* at start: of a committed step that was not finished */
+    uint64_t found_batches; /* at start: received and not processed, or not sent */
+};
+
+struct router_mark { /* what is said about the references being routed (trace_marks.c) */
+    uint64_t queued_ns;
+    uint32_t bytes;
+    struct order_trace about;
+};
+
+struct sub_chain { /* derived, per subscription: the list of its session */
+    uint32_t next, prev; /* index_sub; ROUTER_NONE ends */
+};
+
+struct router {
+    struct router_conf conf;
+    struct routing *seg;
+    struct index *index;
+    struct modes *modes; /* modes.h */
+    struct redo redo;
+    struct batch_out out[ROUTING_CONNMGRS_MAX];
+    mqd_t refs[ROUTING_CONNMGRS_MAX];
+    int armed[ROUTING_CONNMGRS_MAX]; /* waiting for room in the orders queue */
+    int stuck[ROUTING_CONNMGRS_MAX]; /* the input of this connmgr waits for room in a ring */
+    int listening[ROUTING_CONNMGRS_MAX];
+    /* Fairness between connmgrs, see fair_may_go(). */
+    uint64_t passes[ROUTING_CONNMGRS_MAX];
+    uint64_t behind_ns[ROUTING_CONNMGRS_MAX]; /* since when somebody waits for it; 0: nobody does */
+    int busy[ROUTING_CONNMGRS_MAX];  /* it had more to read at the end of its last round */
+    int ahead[ROUTING_CONNMGRS_MAX]; /* it waits for those behind */
+    int holding;                     /* somebody does */
+    int epoll;
+    struct spin spin;
+    uint64_t spin_seen;  /* spin_work() when it was last asked */
+    uint64_t bytes;      /* of all messages */
+    uint64_t now_ns;
+    uint32_t changing;   /* the step being made holds changes, not messages (R3) */
+    uint32_t stepping;   /* something is uncommitted */
+    uint32_t routed;     /* messages of the present reference, a run, that are; see routing_in */
+    struct sub_chain *chains;  /* by connmgr * subs_each + slot */
+    uint32_t *session_subs;    /* first subscription of each session */
+    uint32_t *cell_free, cell_free_count;
+    uint32_t *sorted;          /* scratch for lists longer than a ring */
+    uint32_t picks[4096];      /* chosen members of queue groups */
+    uint32_t spent[4096], spent_count; /* queue members that reached their max in this step */
+    uint64_t hashes[ROUTER_REFS_MAX];
+    uint16_t offsets[ROUTER_REFS_MAX];
+    struct router_stats stats;
+    struct router_mark mark;
+    int marking;             /* the references being routed are traced */
+    int marked_look;         /* some of this look were */
+    uint64_t marked_batches; /* of references: the number of the present one */
+    uint64_t resumed; /* stats.messages of predecessors, for show.h */
+};
+
+API int router_open(const struct router_conf *conf, struct routing *seg, const int *refs_queues,
+                const int *orders_queues, struct router **ret_rt);
+API void router_close(struct router *rt);
+/* Rebuilds the index; returns the number of subscriptions, or a negative errno. */
+API int router_start(struct router *rt);
+/* Works for at most timeout_ms, sleeping when there is nothing to do. 0 or negative errno. */
+API int router_turn(struct router *rt, int timeout_ms);
+API const struct router_stats *router_get_stats(const struct router *rt);
+
+/* ---- between the C files ---- */
+void router_commit(struct router *rt);
+/* The same, and the next reference of connmgr `from` is the one at `at` in its batch. */
+void router_commit_at(struct router *rt, uint32_t from, uint64_t at);
+/* All of a reference. 1: done; 0: a ring has no room for the next message (rt->routed says which of
+ * a run), of which nothing was changed. */
+int route_message(struct router *rt, uint32_t from, const struct ref *r, uint64_t hash);
+/* A connection's own subscription that would get a message to `subject`, or ROUTER_NONE. */
+uint32_t route_own_sub(struct router *rt, uint32_t conn, const char *subject, uint32_t len);
+/* Counts a message on a member of a queue group; those that have had their maximum are dropped by
+ * the second, after everything of the message is appended. */
+void route_count_pick(struct router *rt, index_sub sub);
+void route_drop_spent(struct router *rt);
+int session_handle(struct router *rt, uint32_t from, const struct ref *r);
+int session_start(struct router *rt);
+/* with_step: the change becomes valid with the step being made, not at once. */
+void session_drop_sub(struct router *rt, uint32_t connmgr, uint32_t slot, int with_step);
+
+void router_mark_begin(struct router *rt, uint32_t from, const struct batch *b);
+void router_mark_end(struct router *rt);
+void router_mark(struct router *rt, struct batch_out *o, uint32_t bytes);
+
+/* Where the reference is in the batch of connmgr `from`. */
+static inline uint64_t router_at(const struct router *rt, uint32_t from, const struct ref *r)
+{
+    return (uint64_t)((const char *)r - (const char *)&routing_lane(rt->seg, from)->inbox);
+}
+
+/* Space for an order; `load` as in struct batch_out. */
+static inline struct order *router_append_run(struct router *rt, uint32_t connmgr, uint32_t bytes, uint32_t load)
+{
+    struct batch_out *o = &rt->out[connmgr];
+
+    if (TRACE_IF(rt->marking))
+        router_mark(rt, o, bytes + load);
+    if (o->bytes + o->load + bytes + load > BATCH_BYTES) {
+        if (batch_out_room(o) == 0)
+            abort(); /* the caller made sure of room; a successor repeats the step */
+        batch_out_turn(o, rt->now_ns);
+    }
+    if (!o->first_ns)
+        o->first_ns = rt->now_ns;
+    rt->stepping = 1;
+    struct order *at = (struct order *)((char *)batch_slot(o->ring, o->seq) + o->bytes);
+
+    o->bytes += bytes;
+    o->load += load;
+    return at;
+}
+
+static inline struct order *router_append(struct router *rt, uint32_t connmgr, uint32_t bytes)
+{
+    return router_append_run(rt, connmgr, bytes, 0);
+}
+
+static inline int router_room(const struct router *rt, uint32_t connmgr, uint32_t batches)
+{
+    return batch_out_room(&rt->out[connmgr]) > batches;
+}
+
+#endif

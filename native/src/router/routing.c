@@ -1,0 +1,58 @@
+/* routing: layout of the router's primary state. See routing.h. */
+#include "router/routing.h"
+
+static uint64_t page_up(uint64_t n) { return (n + 4095) & ~4095ULL; }
+
+uint64_t routing_hot_bytes(uint32_t connmgrs)
+{
+    return page_up(sizeof(struct routing)) + page_up(connmgrs * sizeof(struct routing_lane));
+}
+
+static uint64_t subs_at(uint32_t connmgrs, uint32_t sessions)
+{
+    return routing_hot_bytes(connmgrs) + page_up((uint64_t)sessions * sizeof(struct routing_session));
+}
+
+static uint64_t cells_at(uint32_t connmgrs, uint32_t sessions, uint32_t subs_each)
+{
+    return subs_at(connmgrs, sessions) +
+           page_up((uint64_t)connmgrs * subs_each * sizeof(struct routing_sub));
+}
+
+static uint64_t requests_at(uint32_t connmgrs, uint32_t sessions, uint32_t subs_each)
+{
+    return cells_at(connmgrs, sessions, subs_each) + ROUTING_CELLS * sizeof(struct routing_cell);
+}
+
+uint64_t routing_bytes(uint32_t connmgrs, uint32_t sessions, uint32_t subs_each)
+{
+    return requests_at(connmgrs, sessions, subs_each) + MODE_REQUESTS_MAX * sizeof(struct mode_request) +
+           MODE_LEGS_MAX * sizeof(struct mode_leg) + page_up((uint64_t)sessions * sizeof(struct mode_name));
+}
+
+/* With the format of batches, as in journal.c. */
+uint64_t routing_fingerprint(void)
+{
+    return sizeof(struct routing) ^ sizeof(struct routing_sub) << 24 ^
+           sizeof(struct routing_session) << 32 ^ sizeof(struct routing_lane) << 40 ^
+           sizeof(struct mode_request) << 48 ^ sizeof(struct mode_leg) << 56 ^ (uint64_t)BATCH_VERSION << 60;
+}
+
+void routing_format(struct routing *r, uint32_t connmgrs, uint32_t sessions, uint32_t subs_each)
+{
+    r->connmgrs = connmgrs;
+    r->sessions = sessions;
+    r->subs_each = subs_each;
+    r->cells = ROUTING_CELLS;
+    r->lanes_at = page_up(sizeof(struct routing));
+    r->sessions_at = routing_hot_bytes(connmgrs);
+    r->subs_at = subs_at(connmgrs, sessions);
+    r->cells_at = cells_at(connmgrs, sessions, subs_each);
+    r->requests_at = requests_at(connmgrs, sessions, subs_each);
+    r->legs_at = r->requests_at + MODE_REQUESTS_MAX * sizeof(struct mode_request);
+    r->names_at = r->legs_at + MODE_LEGS_MAX * sizeof(struct mode_leg);
+    for (uint32_t i = 0; i < connmgrs; i++)
+        batch_ring_format(&routing_lane(r, i)->orders);
+    segment_format(r, SEGMENT_ROUTING, ROUTING_LAYOUT, routing_fingerprint(),
+                   routing_bytes(connmgrs, sessions, subs_each));
+}

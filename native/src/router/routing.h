@@ -1,0 +1,171 @@
+/* routing: the primary state of the router. Its process keeps only the subject index and
+ * lists, rebuilt from here at start.
+ *
+ *   struct routing | per connmgr: inbox, ring of orders (prefaulted) | sessions |
+ *   subscriptions, one array per connmgr | text cells | requests | legs | names (modes.h)
+ *
+ * Created by:   the router, under its lease. Mapped and written by: the router alone.
+ * Invariants:
+ *   R1  A word marked "redo" changes only through the redo log.
+ *   R2  A subscription is named by (connmgr, slot): the connmgr gave it the slot and an epoch.
+ *       It is there when ROUTING_ACTIVE is set; its other fields were written before that.
+ *   R3  Input is processed in steps. The outputs of a step lie past the committed tails of
+ *       the rings; the redo log makes them, and the place reached in the input, valid
+ *       together. A step holds either messages or changes of subscriptions, never a message
+ *       before a change: so repeating a step routes every message as the first time, and
+ *       repeating the changes of a step in order leaves the same table.
+ *   R4  in.done + 1 is the batch in the inbox, if its sequence field says so; in.at is how
+ *       far it was processed; if a run is there, in.routed of its messages are. For lists longer than a whole ring, ordered in pieces by
+ *       ascending subscription: in.progress is the last one ordered + 1, in.touched the
+ *       connmgrs that got pieces. The list may change between two pieces.
+ *   R5  A request, one of its legs or a name is there while MODE_USED is set in its word (redo);
+ *       its other fields were written before that and do not change. A used leg is of a used
+ *       request, and a used request has a used leg. Their connections have sessions, and so has
+ *       that of a used name. No two used names are the same.
+ *   R6  A message of a mode, a name, each deadline that has passed and each leg that is settled
+ *       because a connection ended is a step of its own, or shares one with its like: what the
+ *       step reads in the tables is committed.
+ */
+#ifndef MIDAIR_ROUTING_H
+#define MIDAIR_ROUTING_H
+
+#include "base/api.h"
+#include "shm/batch.h"
+#include "shm/segment.h"
+
+#define ROUTING_LAYOUT 3
+#define ROUTING_CONNMGRS_MAX 32u
+#define ROUTING_TEXT_INLINE 72u
+#define ROUTING_CELL_TEXT 124u
+#define ROUTING_CELLS 65536u /* 8 MiB of text that does not fit its subscription */
+
+struct routing_session {
+    uint64_t uid;     /* single store; 0: none */
+    uint64_t word;    /* single store: connmgr << 32 | options (enum conn_option) once READY */
+    uint64_t pad[2];
+};
+_Static_assert(sizeof(struct routing_session) == 32, "frozen layout");
+
+#define ROUTING_ACTIVE (1ULL << 63)
+#define ROUTING_EPOCH 0x1fffffff00000000ULL
+struct routing_sub {
+    uint64_t word;    /* single store (redo when a max was reached): ROUTING_ACTIVE | epoch << 32 | conn slot */
+    uint64_t uid;     /* of the session */
+    uint64_t max;     /* single store; queue groups only: plain ones are counted by the connmgr */
+    uint64_t routed;  /* queue groups: messages sent its way; with base and stamp */
+    uint64_t base;    /* `routed` before step `stamp` */
+    uint64_t stamp;
+    uint16_t subject_len, queue_len;
+    uint32_t more;    /* first text cell + 1 */
+    char text[ROUTING_TEXT_INLINE]; /* subject, queue group; continued in cells */
+};
+_Static_assert(sizeof(struct routing_sub) == 128, "two cache lines");
+
+struct routing_cell {
+    uint32_t next; /* cell + 1 */
+    char text[ROUTING_CELL_TEXT];
+};
+
+struct routing_in {
+    uint64_t done;     /* redo: last input batch finished */
+    uint64_t at;       /* redo: offset of the next reference in batch done + 1; 0: its first */
+    uint64_t progress; /* redo: see R4 */
+    uint64_t touched;  /* redo: see R4 */
+    uint64_t listed;   /* redo: names gone through for the reference at `at`, see modes_names.c */
+    uint64_t routed;   /* redo: messages of the reference at `at`, a run, that are routed */
+    uint64_t pad[2];
+};
+
+struct routing_lane { /* one connmgr */
+    struct batch_inbox inbox;
+    struct batch_ring orders;
+};
+
+struct routing {
+    struct segment_header header;
+    uint32_t connmgrs, sessions, subs_each, cells;  /* creator, once */
+    uint64_t lanes_at, sessions_at, subs_at, cells_at; /* creator, once */
+    uint64_t requests_at, legs_at, names_at; /* creator, once */
+    uint64_t pad0[7];
+    uint64_t step;      /* redo: steps committed */
+    uint64_t cells_high; /* single stores, only grow, raised before use */
+    uint64_t requests_high, legs_high, names_high; /* likewise */
+    uint64_t pad1[3];
+    uint64_t subs_high[ROUTING_CONNMGRS_MAX]; /* likewise */
+    struct routing_in in[ROUTING_CONNMGRS_MAX];
+    struct redo_log redo;
+};
+
+/* ---- modes (docs/modes.md): who waits for whom, and who is called what ---- */
+#define MODE_USED (1ULL << 63)
+#define MODE_GENERATION 0xffffffffULL /* low bits of a leg's word; part of its id, only grows */
+#define MODE_REPLY_MAX 128u           /* bytes of a reply subject that a mode can be used with */
+#define MODE_NAME_MAX 48u             /* bytes of "TYPE.INSTANCE" */
+#define MODE_REQUESTS_MAX 65536u      /* requests and sessions that are open, of all clients */
+#define MODE_LEGS_MAX 131072u         /* answers outstanding: one a request, but for fanout */
+
+struct mode_request { /* a request whose replies pass us, or a session; R5 */
+    uint64_t word;        /* redo: MODE_USED | generation << 8 | enum mode; without MODE_USED: free */
+    uint64_t uid;         /* of the session that asks */
+    uint64_t deadline_ns; /* CLOCK_MONOTONIC; 0: none */
+    uint32_t conn;        /* slot of the connection that asks */
+    uint32_t reply_len;
+    uint64_t pad[4];
+    char reply[MODE_REPLY_MAX];
+};
+_Static_assert(sizeof(struct mode_request) == 192, "three cache lines");
+
+struct mode_leg { /* one responder of a request; R5 */
+    uint64_t word;     /* redo: MODE_USED | generation; without MODE_USED: free */
+    uint64_t uid;      /* of the responder's session */
+    uint64_t sub_word; /* of its subscription when it was chosen: another one may get the slot */
+    uint32_t conn;     /* slot of its connection */
+    uint32_t sub;      /* index_sub */
+    uint32_t request;
+    uint32_t pad[7];
+};
+_Static_assert(sizeof(struct mode_leg) == 64, "one cache line");
+
+struct mode_name { /* by slot of the connection; R5 */
+    uint64_t word; /* redo: MODE_USED | length; 0: none */
+    uint64_t uid;
+    char text[MODE_NAME_MAX];
+};
+_Static_assert(sizeof(struct mode_name) == 64, "one cache line");
+
+API uint64_t routing_bytes(uint32_t connmgrs, uint32_t sessions, uint32_t subs_each);
+/* The part that must be resident: everything before the sessions. */
+API uint64_t routing_hot_bytes(uint32_t connmgrs);
+API uint64_t routing_fingerprint(void);
+API void routing_format(struct routing *r, uint32_t connmgrs, uint32_t sessions, uint32_t subs_each);
+
+static inline struct routing_lane *routing_lane(struct routing *r, uint32_t connmgr)
+{
+    return (struct routing_lane *)((char *)r + r->lanes_at) + connmgr;
+}
+static inline struct routing_session *routing_sessions(struct routing *r)
+{
+    return (struct routing_session *)((char *)r + r->sessions_at);
+}
+static inline struct routing_sub *routing_sub(struct routing *r, uint32_t connmgr, uint32_t slot)
+{
+    return (struct routing_sub *)((char *)r + r->subs_at) + (uint64_t)connmgr * r->subs_each + slot;
+}
+static inline struct routing_cell *routing_cells(struct routing *r)
+{
+    return (struct routing_cell *)((char *)r + r->cells_at);
+}
+static inline struct mode_request *routing_requests(struct routing *r)
+{
+    return (struct mode_request *)((char *)r + r->requests_at);
+}
+static inline struct mode_leg *routing_legs(struct routing *r)
+{
+    return (struct mode_leg *)((char *)r + r->legs_at);
+}
+static inline struct mode_name *routing_names(struct routing *r)
+{
+    return (struct mode_name *)((char *)r + r->names_at);
+}
+
+#endif

@@ -1,0 +1,325 @@
+/* session: sessions and subscriptions of the router (R1, R2).
+ *
+ * Every change is idempotent: a step that is repeated after a crash, or a connmgr that says
+ * the same thing again, leaves the same table and is answered again. So the words are stored
+ * at once, not through the redo log. Text longer than the record continues in cells.
+ */
+#include "router/modes/modes.h"
+
+#include "base/crash.h"
+
+#include <errno.h>
+
+static uint32_t cells_needed(uint32_t text)
+{
+    return text <= ROUTING_TEXT_INLINE
+               ? 0 : (text - ROUTING_TEXT_INLINE + ROUTING_CELL_TEXT - 1) / ROUTING_CELL_TEXT;
+}
+
+static uint32_t cells_left(const struct router *rt)
+{
+    return rt->cell_free_count + rt->seg->cells - (uint32_t)rt->seg->cells_high;
+}
+
+static uint32_t take_cell(struct router *rt)
+{
+    return rt->cell_free_count ? rt->cell_free[--rt->cell_free_count]
+                               : (uint32_t)rt->seg->cells_high++;
+}
+
+static void write_text(struct router *rt, struct routing_sub *s, const char *text, uint32_t len)
+{
+    uint32_t part = len < ROUTING_TEXT_INLINE ? len : ROUTING_TEXT_INLINE;
+    uint32_t *link = &s->more;
+
+    memcpy(s->text, text, part);
+    s->more = 0;
+    for (len -= part, text += part; len; len -= part, text += part) {
+        uint32_t cell = take_cell(rt);
+        struct routing_cell *c = &routing_cells(rt->seg)[cell];
+
+        part = len < ROUTING_CELL_TEXT ? len : ROUTING_CELL_TEXT;
+        memcpy(c->text, text, part);
+        c->next = 0;
+        *link = cell + 1;
+        link = &c->next;
+    }
+}
+
+static void read_text(struct router *rt, const struct routing_sub *s, char *to)
+{
+    uint32_t len = s->subject_len + s->queue_len;
+    uint32_t part = len < ROUTING_TEXT_INLINE ? len : ROUTING_TEXT_INLINE;
+
+    memcpy(to, s->text, part);
+    for (uint32_t cell = s->more; cell; cell = routing_cells(rt->seg)[cell - 1].next) {
+        to += part;
+        len -= part;
+        part = len < ROUTING_CELL_TEXT ? len : ROUTING_CELL_TEXT;
+        memcpy(to, routing_cells(rt->seg)[cell - 1].text, part);
+    }
+}
+
+static void free_text(struct router *rt, const struct routing_sub *s)
+{
+    for (uint32_t cell = s->more; cell; cell = routing_cells(rt->seg)[cell - 1].next)
+        rt->cell_free[rt->cell_free_count++] = cell - 1;
+}
+
+static struct sub_chain *chain(struct router *rt, index_sub sub)
+{
+    return &rt->chains[(uint64_t)INDEX_SUB_CONNMGR(sub) * rt->seg->subs_each + INDEX_SUB_SLOT(sub)];
+}
+
+static void link_sub(struct router *rt, index_sub sub, uint32_t conn)
+{
+    uint32_t first = rt->session_subs[conn];
+
+    *chain(rt, sub) = (struct sub_chain){.next = first, .prev = ROUTER_NONE};
+    if (first != ROUTER_NONE)
+        chain(rt, first)->prev = sub;
+    rt->session_subs[conn] = sub;
+}
+
+static void unlink_sub(struct router *rt, index_sub sub, uint32_t conn)
+{
+    const struct sub_chain *c = chain(rt, sub);
+
+    if (c->prev != ROUTER_NONE)
+        chain(rt, c->prev)->next = c->next;
+    else
+        rt->session_subs[conn] = c->next;
+    if (c->next != ROUTER_NONE)
+        chain(rt, c->next)->prev = c->prev;
+}
+
+/* Takes an active subscription out of the table, the index and its session. */
+void session_drop_sub(struct router *rt, uint32_t connmgr, uint32_t slot, int with_step)
+{
+    struct routing_sub *s = routing_sub(rt->seg, connmgr, slot);
+
+    (void)index_remove(rt->index, INDEX_SUB(connmgr, slot));
+    unlink_sub(rt, INDEX_SUB(connmgr, slot), (uint32_t)s->word);
+    free_text(rt, s);
+    if (with_step) /* a repeated step of messages must find it still there */
+        redo_put(&rt->redo, &s->word, s->word & ~ROUTING_ACTIVE);
+    else
+        s->word &= ~ROUTING_ACTIVE; /* "routing.unsubscribe" */
+    CRASH(UNSUBSCRIBE_STORED);
+    rt->stepping = 1;
+    rt->stats.unsubscribed++;
+}
+
+static void answer(struct router *rt, uint32_t to, uint8_t type, uint64_t handle, uint32_t one)
+{
+    *router_append(rt, to, sizeof(struct order)) = (struct order){.type = type, .one = one, .handle = handle};
+}
+
+static void send_info(struct router *rt, uint32_t to, const struct ref *r)
+{
+    char text[ROUTER_INFO_MAX + 256], number[24], *at = text;
+    const struct router_conf *conf = &rt->conf;
+    uint64_t uid = r->handle;
+    int digits = 0;
+
+    do
+        number[digits++] = (char)('0' + uid % 10);
+    while (uid /= 10);
+    at = stpcpy(at, conf->info_head);
+    while (digits)
+        *at++ = number[--digits];
+    at = stpcpy(at, conf->info_middle);
+    memcpy(at, r->text, r->text_len);
+    at = stpcpy(at + r->text_len, conf->info_tail);
+    uint32_t len = (uint32_t)(at - text);
+    struct order *o = router_append(rt, to, (uint32_t)sizeof(*o) + batch_pad(len));
+
+    *o = (struct order){.type = ORDER_INFO, .count = (uint16_t)len, .one = r->conn, .handle = r->handle};
+    memcpy(o->subs, text, len);
+}
+
+static void open_session(struct router *rt, uint32_t from, const struct ref *r)
+{
+    struct routing_session *s = &routing_sessions(rt->seg)[r->conn];
+
+    if (s->uid != r->handle) {
+        s->word = (uint64_t)from << 32;
+        s->uid = r->handle; /* "session.opened" */
+        CRASH(SESSION_OPENED);
+        rt->session_subs[r->conn] = ROUTER_NONE;
+        rt->stats.sessions_opened++;
+    }
+    send_info(rt, from, r);
+}
+
+static void ready_session(struct router *rt, uint32_t from, const struct ref *r)
+{
+    struct routing_session *s = &routing_sessions(rt->seg)[r->conn];
+
+    if (s->uid == r->handle)
+        s->word = (uint64_t)from << 32 | r->size;
+}
+
+static int close_session(struct router *rt, uint32_t from, const struct ref *r)
+{
+    struct routing_session *s = &routing_sessions(rt->seg)[r->conn];
+
+    if (s->uid == r->handle) {
+        if (modes_conn_involved(rt, r->conn) && !modes_close(rt, from, r))
+            return 0;
+        while (rt->session_subs[r->conn] != ROUTER_NONE) {
+            index_sub sub = rt->session_subs[r->conn];
+
+            session_drop_sub(rt, INDEX_SUB_CONNMGR(sub), INDEX_SUB_SLOT(sub), 0);
+        }
+        s->uid = 0; /* "session.closed" */
+        CRASH(SESSION_CLOSED);
+        rt->stats.sessions_closed++;
+    }
+    answer(rt, from, ORDER_CLOSED, r->handle, r->conn);
+    return 1;
+}
+
+static void subscribe(struct router *rt, uint32_t from, const struct ref *r)
+{
+    uint32_t slot = (uint32_t)r->handle;
+    uint32_t text = r->text_len + r->text2_len;
+    struct routing_sub *s = routing_sub(rt->seg, from, slot);
+    const struct routing_session *session = &routing_sessions(rt->seg)[r->conn];
+    uint64_t word = ROUTING_ACTIVE | (r->handle & ROUTING_EPOCH) | r->conn;
+    int err = session->uid ? 0 : -ENOENT;
+
+    if (slot < rt->seg->subs_high[from] && s->word == word)
+        return; /* said again after a crash */
+    if (!err && cells_left(rt) < cells_needed(text))
+        err = -ENOSPC;
+    if (!err)
+        err = index_add(rt->index, INDEX_SUB(from, slot), r->conn, r->text, r->text_len,
+                        r->text + r->text_len, r->text2_len);
+    if (err) {
+        rt->stats.refused++;
+        answer(rt, from, ORDER_REFUSED, r->handle, r->conn);
+        return;
+    }
+    if (rt->seg->subs_high[from] <= slot)
+        rt->seg->subs_high[from] = slot + 1;
+    s->uid = session->uid;
+    s->max = s->routed = s->base = s->stamp = 0;
+    s->subject_len = r->text_len;
+    s->queue_len = r->text2_len;
+    write_text(rt, s, r->text, text);
+    s->word = word; /* "routing.subscribe" */
+    CRASH(SUBSCRIBE_STORED);
+    link_sub(rt, INDEX_SUB(from, slot), r->conn);
+    rt->stats.subscribed++;
+}
+
+static int unsubscribe(struct router *rt, uint32_t from, const struct ref *r)
+{
+    uint32_t slot = (uint32_t)r->handle;
+    struct routing_sub *s = routing_sub(rt->seg, from, slot);
+    uint64_t max;
+    int there = slot < rt->seg->subs_high[from] &&
+                s->word == (ROUTING_ACTIVE | (r->handle & ROUTING_EPOCH) | r->conn);
+
+    memcpy(&max, r->text, 8);
+    if (there && (max == 0 || (s->queue_len && s->routed >= max)) && modes_sub_pinned(rt, from, slot) &&
+        !modes_unpin(rt, from, r, slot))
+        return 0;
+    if (max == 0) {
+        if (there)
+            session_drop_sub(rt, from, slot, 0);
+        answer(rt, from, ORDER_UNSUBSCRIBED, r->handle, r->conn);
+    } else if (there && s->queue_len && s->routed < max) {
+        s->max = max;
+    } else if (!there || s->queue_len) { /* it has had them all */
+        if (there)
+            session_drop_sub(rt, from, slot, 0);
+        answer(rt, from, ORDER_UNSUBSCRIBED, r->handle, r->conn);
+    }
+    return 1;
+}
+
+/* Passes on that a consumer is crowded. Nobody answers: if there is no room now, the next message to
+ * that consumer says it again. */
+static void pass_hold(struct router *rt, const struct ref *r)
+{
+    uint64_t to;
+
+    memcpy(&to, r->text, 8);
+    if (to >= rt->conf.connmgrs || !router_room(rt, (uint32_t)to, 1))
+        return;
+    struct order *o = router_append(rt, (uint32_t)to, sizeof(*o) + 8);
+
+    *o = (struct order){.type = ORDER_HOLD, .one = r->size, .handle = r->handle};
+    o->subs[0] = r->conn;
+    o->subs[1] = 0;
+}
+
+/* Handles a reference that is not a message. 1: done; 0: no room for the answer. */
+int session_handle(struct router *rt, uint32_t from, const struct ref *r)
+{
+    if (!router_room(rt, from, 1))
+        return 0;
+    rt->stepping = 1;
+    switch (r->type) {
+    case REF_OPEN:
+        open_session(rt, from, r);
+        break;
+    case REF_READY:
+        ready_session(rt, from, r);
+        return r->flags & REF_MODE ? modes_name(rt, from, r) : 1;
+    case REF_CLOSE:
+        return close_session(rt, from, r);
+    case REF_SUBSCRIBE:
+        subscribe(rt, from, r);
+        break;
+    case REF_UNSUBSCRIBE:
+        return unsubscribe(rt, from, r);
+    case REF_PING:
+        answer(rt, from, ORDER_PONG, r->handle, r->conn);
+        break;
+    case REF_HOLD:
+        pass_hold(rt, r);
+        break;
+    default:
+        return -EBADMSG;
+    }
+    return 1;
+}
+
+/* Rebuilds index, lists and free cells. */
+int session_start(struct router *rt)
+{
+    struct routing *seg = rt->seg;
+    static char text[2 * 65536]; /* lengths are 16 bits each */
+    uint32_t cells = (uint32_t)seg->cells_high;
+    uint8_t *used = (uint8_t *)rt->sorted; /* scratch, zeroed */
+    int count = 0;
+
+    for (uint32_t m = 0; m < seg->connmgrs; m++) {
+        for (uint32_t slot = 0; slot < seg->subs_high[m]; slot++) {
+            struct routing_sub *s = routing_sub(seg, m, slot);
+
+            if (!(s->word & ROUTING_ACTIVE))
+                continue;
+            if (s->stamp == seg->step + 1)
+                s->routed = s->base;
+            read_text(rt, s, text);
+            int err = index_add(rt->index, INDEX_SUB(m, slot), (uint32_t)s->word, text, s->subject_len,
+                                text + s->subject_len, s->queue_len);
+            if (err)
+                return err;
+            link_sub(rt, INDEX_SUB(m, slot), (uint32_t)s->word);
+            for (uint32_t cell = s->more; cell; cell = routing_cells(seg)[cell - 1].next)
+                used[cell - 1] = 1;
+            count++;
+        }
+    }
+    for (uint32_t cell = cells; cell-- > 0;)
+        if (!used[cell])
+            rt->cell_free[rt->cell_free_count++] = cell;
+    memset(used, 0, cells);
+    modes_start(rt);
+    return count;
+}

@@ -1,0 +1,53 @@
+/* segment: the first bytes of every shared-memory segment.
+ *
+ * Created by:   the role that owns the segment, under its lease, through posix-ipc.
+ * Written by:   that creator, once; nobody writes the header again.
+ * Invariants:   magic is stored last, so a segment with the right magic is complete.
+ * After a crash: a segment without magic was never used; its owner makes it anew.
+ */
+#ifndef MIDAIR_SEGMENT_H
+#define MIDAIR_SEGMENT_H
+
+#include "base/api.h"
+
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define SEGMENT_MAGIC 0x3152494144494dULL /* "MIDAIR1" */
+
+API enum segment_kind {
+    SEGMENT_CONNTABLE = 1, /* who is connected: dispatcher and connmgrs */
+    SEGMENT_ARENA = 2,     /* bodies and ledger of one connmgr: all connmgrs */
+    SEGMENT_JOURNAL = 3,   /* primary state of one connmgr: that connmgr alone */
+    SEGMENT_ROUTING = 4,   /* primary state of the router: the router alone */
+    SEGMENT_STATS = 5,     /* counters of one component, for whoever may read them */
+    SEGMENT_TRACE = 6,     /* trace records of one connmgr: that connmgr; read-only: the tracer */
+    SEGMENT_TRACE_CONTROL = 7, /* what is traced: the tracer; read-only: connmgrs */
+};
+
+struct segment_header {
+    _Atomic uint64_t magic;  /* creator, last */
+    uint32_t kind;           /* creator, once: enum segment_kind */
+    uint32_t layout;         /* creator, once: layout version of that kind */
+    uint64_t fingerprint;    /* creator, once: sizes of the structs inside */
+    uint64_t bytes;          /* creator, once: whole segment */
+    uint64_t reserved[4];
+};
+_Static_assert(sizeof(struct segment_header) == 64, "one cache line");
+
+/* Writes the header of a fresh, zeroed segment. */
+API void segment_format(void *seg, uint32_t kind, uint32_t layout, uint64_t fingerprint, uint64_t bytes);
+
+/* 0: usable. -ENODATA: never finished. -EPROTO: not ours, or another kind, layout,
+ * fingerprint or size: the caller says so and stops, it never guesses. */
+API int segment_check(const void *seg, uint32_t kind, uint32_t layout, uint64_t fingerprint, uint64_t bytes);
+
+/* Maps fd shared. The first `hot` bytes are faulted in now and locked if the limit on locked
+ * memory allows (inboxes must be resident, see batch.h). NULL with errno set on failure. */
+API void *segment_map(int fd, uint64_t bytes, uint64_t hot);
+/* The same for who only looks: read-only, nothing faulted in. */
+API void *segment_view(int fd, uint64_t bytes);
+API void segment_unmap(void *seg, uint64_t bytes);
+
+#endif
