@@ -54,7 +54,9 @@ def build(
     environ = {**os.environ, "NINJA": _command("ninja")[0]}
     if not (folder / "build.ninja").exists():
         setup = [*_command("meson"), "setup", str(folder), str(HERE), *options]
-        subprocess.run(setup, check=True, env=environ, stdout=subprocess.DEVNULL)
+        done = subprocess.run(setup, env=environ, capture_output=True, text=True)
+        if done.returncode != 0:
+            sys.exit(done.stdout + done.stderr)
     subprocess.run([*_command("ninja"), "-C", str(folder), "--quiet"], check=True)
     name = f"_midair{sysconfig.get_config_var('EXT_SUFFIX')}"
     finished = out / "native" / name
