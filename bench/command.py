@@ -76,7 +76,7 @@ def add_command(commands: Any) -> None:
     )  # fmt: skip
     it.add_argument(
         "--scale", type=_scale, default=1.0, metavar="X",
-        help="so many times the usual number of messages (default: %(default)g)",
+        help="N times the usual number of messages (default: %(default)g)",
     )  # fmt: skip
     it.add_argument("--json", action="store_true", help="for programs")
     it.set_defaults(run=_bench)

@@ -94,7 +94,7 @@ def look(server: Midair) -> dict[int, Conn]:
 
 
 def placed(server: Midair, spread: Sequence[int]) -> list[socket.socket]:
-    """Connections, so many on each connection manager: the others are closed again."""
+    """Connections, a given number on each connection manager: the others are closed again."""
     wanted = list(spread)
     made = [connect(server.port) for _ in range(max(spread) * len(spread))]
     kept = []

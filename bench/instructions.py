@@ -29,8 +29,8 @@ from bench.table import columns
 HERE = Path(__file__).resolve().parent
 FILE = HERE / "instructions.json"
 TOLERANCE = 0.05
-SMALL = 2.0  # below so many instructions a delivery a function is not worth a line
-SLACK = 1.0  # and so many more or less are none of anybody's business
+SMALL = 2.0  # instructions a delivery: a function with fewer gets no line
+SLACK = 1.0  # a change by fewer than this is noise
 TURNS = ("connmgr_turn", "router_turn")
 OURS = "_midair"  # in the name of the shared object
 LIMIT_S = 300.0  # it takes about ten on an idle machine

@@ -8,7 +8,7 @@
  * falls behind shows as latency instead of as fewer samples. How late the generator itself sent is
  * recorded beside it (send_lag). Between messages it does not sleep, as its own timer and its own
  * wake-up would be most of what is measured (40 us and more on a virtual machine): it looks again and
- * again, and gives its core to whoever wants it in between.
+ * again, and gives its core away in between.
  *
  * Created and written by this mode alone. Invariants: every sample belongs to a message seen for
  * the first time, after the warm-up. A crash leaves nothing.

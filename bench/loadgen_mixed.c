@@ -15,7 +15,7 @@
  * subject of a message follows from its publisher and sequence. That makes loss visible without
  * remembering messages: what a plain stream (the literals of one subscriber, one area, one item) gets
  * from one publisher is numbered here without gaps, and checked as loadgen_check.c does. A group has a
- * bit for each message, set by whoever gets it; each member must see the sequences of one publisher
+ * bit for each message, set by the connection that gets it; each member must see the sequences of one publisher
  * rise.
  *
  * Created by mixed_make(), written by mixed_message() alone. Invariants: `order` has every subject

@@ -378,7 +378,7 @@ int hub_poll(struct hub *hub, uint64_t timeout_ns)
     return count;
 }
 
-/* Polls until so many connections of this hub are ready. */
+/* Polls until `count` connections of this hub are ready. */
 void conns_await(struct hub *hub, uint64_t ready_target, const char *doing)
 {
     while (hub->ready < ready_target) {

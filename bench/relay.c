@@ -207,7 +207,7 @@ static void source_copy(struct conn *c)
     c->length = 0;
 }
 
-/* A target takes bytes again: whoever is in the middle goes on, then the others in turn. */
+/* A target takes bytes again: the source in the middle of a frame goes on, then the others in turn. */
 static void target_writable(struct conn *c)
 {
     uint32_t left = 0;

@@ -4,9 +4,9 @@
     python -m bench.run --small                           every scenario, tiny: does it still work?
     python -m bench.run --scenarios 1to1-128,pingpong --repeat 5 --json bench/results/today.json
 
-The servers take turns, and who goes first alternates from repetition to repetition, so that a slow
-minute of the machine meets both. Figures are medians. Every ratio is ours by theirs, printed with
-the mark that is aimed at. nats-server runs twice, with its defaults and with GOMAXPROCS=1; in each
+The servers take turns, and the first of them alternates from repetition to repetition, so that a
+slow minute of the machine meets both. Figures are medians. Every ratio is ours divided by theirs,
+printed with the mark that is aimed at. nats-server runs twice, with its defaults and with GOMAXPROCS=1; in each
 row the better counts. Beside them, where they can take the load: a relay that only copies bytes
 (the limit), mosquitto and redis.
 """
@@ -235,8 +235,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     print("  ".join(f"{name} {version}" for name, version in about["versions"].items()))
     print(marks_table(rows, options.scenarios, options.servers))
-    print("Medians. Ratio: ours by theirs. CPU: of the server, per delivery. Limit: a relay that")
-    print("only copies bytes; of limit: ours by the relay's.")
+    print("Medians. Ratio: ours divided by theirs. CPU: of the server, per delivery. Limit: a relay")
+    print("that only copies bytes; of limit: ours divided by the relay's.")
     for text in (others_table(rows, options.servers), placement_table(rows)):
         if text:
             print(f"\n{text}")

@@ -1,7 +1,7 @@
 """The loads of the table: what each one runs, which rows it fills, and the mark of each row.
 
-A mark is the ratio that is aimed at, our figure by theirs: at least that much where more is better,
-at most that much where less is.
+A mark is the ratio that is aimed at, our figure divided by theirs: at least that much where more is
+better, at most that much where less is.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """From samples to a table: medians, the better setting of a peer, ratios, marks.
 
-Every ratio is our figure by theirs. A mark is met when the ratio is at least the mark (a rate) or
-at most the mark (a time, memory, CPU time). Nothing here runs a load.
+Every ratio is our figure divided by theirs. A mark is met when the ratio is at least the mark (a
+rate) or at most the mark (a time, memory, CPU time). Nothing here runs a load.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ class Row:
     unit: str
     ours: Side
     theirs: Side
-    ratio: float | None  # ours by theirs
+    ratio: float | None  # ours divided by theirs
     mark: float | None
     met: bool | None
     cpu_ratio: float | None
     cpu_mark: float | None
     cpu_met: bool | None
-    by_limit: float | None  # ours by the relay's
+    by_limit: float | None  # ours divided by the relay's
     others: dict[str, Side] = field(default_factory=dict)
 
 

@@ -22,7 +22,7 @@ class Sub:
     subject: str
     queue: str
     routed: int  # of a queue group: messages sent its way; 0 for others
-    max: int  # of a queue group: ends after so many; 0: never
+    max: int  # of a queue group: ends after that many messages; 0: never
 
 
 class Census:

@@ -69,9 +69,9 @@ class Control:
         self._control = open_control(instance)
         self._words = ffi.new("uint64_t[2]")
 
-    def set(self, run: int, every: int) -> None:
-        """One of `every` messages is traced, for run number `run`; 0: none is."""
-        lib.trace_control_set(self._control, run, every)
+    def set(self, recording: int, every: int) -> None:
+        """1 in `every` messages is traced, for the recording of that number; 0: none is."""
+        lib.trace_control_set(self._control, recording, every)
 
     @property
     def word(self) -> int:
@@ -83,9 +83,9 @@ class Control:
         lib.trace_control_tail(self._control, ring.index, ring.epoch, words, words + 1)
         return int(words[0]), int(words[1])
 
-    def read(self, ring: Ring, records: int, subjects: int) -> None:
-        """It has been read so far: the connmgr may write over what is before that."""
-        lib.trace_control_read(self._control, ring.index, ring.epoch, records, subjects)
+    def set_tail(self, ring: Ring, records: int, subjects: int) -> None:
+        """The tracer has read so far: the connmgr may write over what lies before."""
+        lib.trace_control_set_tail(self._control, ring.index, ring.epoch, records, subjects)
 
 
 class Ring:

@@ -62,8 +62,8 @@ class Report:
         self.margin_ns = margin_ns
         self.records = run.records()
         self.longest_ns = 0  # of all messages; known after write_coverage
-        self.total = 0  # records; likewise
-        self.slice_ns = NS_PER_S  # likewise
+        self.total = 0  # records; known after write_coverage
+        self.slice_ns = NS_PER_S  # known after write_coverage
 
     def write(self, name: str, rows: DataFrame, files: int = 1) -> None:
         rows.coalesce(files).write.mode("overwrite").parquet(storage.join(self.out, name))

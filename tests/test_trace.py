@@ -297,12 +297,12 @@ def test_a_slow_consumer_is_in_the_run(make_midair: Make, tmp_path: Path) -> Non
 
 
 def write_ring(ring: Any, records: list[tuple[int, int]]) -> None:
-    """(sequence, written_ns) of run 1, as a connmgr would leave them."""
+    """(sequence, written_ns) of recording 1, as a connmgr would leave them."""
     head = ffi.cast("uint64_t *", ring) + 16  # trace_ring.head
     at = lib.trace_records(ring)
     for sequence, written_ns in records:
         it = at[head[0]]
-        it.sequence, it.written_ns, it.run = sequence, written_ns, 1
+        it.sequence, it.written_ns, it.recording = sequence, written_ns, 1
         head[0] += 1
 
 
@@ -319,7 +319,7 @@ def test_a_tracer_killed_between_two_parts_of_a_range_finishes_it(
     assert first.take(ring) == 0
     *_, second_minute = sorted(tmp_path.glob("minute=*/part-*"))
     second_minute.unlink()
-    control.read(ring, 0, 0)
+    control.set_tail(ring, 0, 0)
     write_ring(owned, [(3, 2 * minute + 2)])
     successor = Drain(control, tmp_path, "r", 1)
     assert successor.rows == 1

@@ -41,7 +41,7 @@ _ROUTED = "subscription {0} of connmgr {connmgr} (epoch {1}): "
 
 CHECKS: dict[str, Check] = {
     "header": Check("S1", "{field} in the header is {1:#x}, expected {2:#x}"),
-    "unfinished": Check("S2", "was never finished by whoever made it", NOTE, NOTE),
+    "unfinished": Check("S2", "was never finished by the process that made it", NOTE, NOTE),
     "geometry": Check("S1", "its sizes and offsets do not fit together"),
     "high_mark": Check("S1", "{1} {mark} in use, there are {2}"),
     "redo_waits": Check(

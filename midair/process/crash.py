@@ -3,7 +3,7 @@
 For tests. $MIDAIR_CRASH names a file with one line `COMPONENT POINT PASSES MARKER` (COMPONENT may
 be `connmgr/*`: whichever comes there first). A component reads it when it starts, and at the given
 pass of the point removes the file MARKER and dies. That file is there once, so the successor lives,
-and so does whoever was armed with an earlier one.
+and so does a process that was armed with an earlier one.
 Points in C exist only in a build made with `native/build.py --crash-points`; those in Python
 are in POINTS below.
 """

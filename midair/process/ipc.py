@@ -51,7 +51,7 @@ def open_segment(
     """A descriptor of the segment. `create`: make it, zeroed, if it is not there.
 
     A segment of another size is an error that names it: it was made by another version
-    or with another configuration, and whoever has mapped it relies on its size.
+    or with another configuration, and the processes that have mapped it rely on its size.
     """
     if not create:
         return _existing_segment(name, size)

@@ -13,7 +13,7 @@ def say(**answer: Any) -> None:
 
 
 class Questions:
-    """Lines on stdin. Its end means that whoever started us has gone."""
+    """Lines on stdin. Its end means that the process that started us has gone."""
 
     def __init__(self) -> None:
         os.set_blocking(0, False)

@@ -71,7 +71,7 @@ class Drain:
         if end > start:
             self._write(ring, start, end)
         if end > start or subjects_end > subjects:
-            self._control.read(ring, end, subjects_end)
+            self._control.set_tail(ring, end, subjects_end)
         return end - start
 
     def subjects_written(self) -> None:
@@ -82,7 +82,7 @@ class Drain:
         import numpy as np
 
         rows = ring.records(start, end)
-        rows = rows[rows["run"] == self._number]
+        rows = rows[rows["recording"] == self._number]
         rows = rows[np.argsort(rows["written_ns"], kind="stable")]
         minutes = rows["written_ns"] // schema.MINUTE_NS
         part = f"{ring.index}-{ring.epoch:016x}-{start}-{end}"

@@ -65,7 +65,9 @@ def written(run: Path) -> set[tuple[int, str, str]]:
 class Happened:
     """The events of a run, each once."""
 
-    def __init__(self, runtime: Runtime, run: str, folder: Path, since_ns: int, wait: int) -> None:
+    def __init__(
+        self, runtime: Runtime, run: str, folder: Path, since_ns: int, connmgrs: int
+    ) -> None:
         self._runtime = runtime
         self._run = run
         self._since_ns = since_ns
@@ -77,7 +79,7 @@ class Happened:
         self._readers: dict[str, Reader] = {}
         self._counted: dict[tuple[str, str], tuple[int, int]] = {}  # -> (value, when)
         self._met: dict[tuple[str, str], tuple[int, int]] = {}  # -> (since, counted then)
-        self._connmgrs = wait
+        self._connmgrs = connmgrs
 
     def look(self, now_ns: int, last: bool = False) -> None:
         """Adds what has happened since the last look. `last`: what goes on ends now."""

@@ -30,7 +30,7 @@ class Request:
     change: int  # grows with every change of a request
     run: str
     folder: str  # the run folder, absolute
-    every: int  # one of so many messages
+    every: int  # 1 in `every` messages
     state: str  # ON or OFF
     started_ns: int  # monotonic clock
     settings: dict[str, Any] = field(default_factory=dict)  # for the manifest

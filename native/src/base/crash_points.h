@@ -71,15 +71,15 @@ CRASH_POINT(UNSUBSCRIBE_STORED, "routing.unsubscribe", "router") /* taken out, s
 
 /* modes_route.c, modes_settle.c, modes_names.c, modes_out.c */
 CRASH_POINT(MODE_ASKED, "mode.asked", "router")                /* a request recorded and ordered, not committed */
-CRASH_POINT(MODE_ASKED_ALL, "mode.asked_all", "router")        /* a fanout request, likewise */
-CRASH_POINT(MODE_SESSION_SAID, "mode.session_said", "router")  /* a message of a session, likewise */
-CRASH_POINT(MODE_REPLIED, "mode.replied", "router")            /* a reply, likewise */
+CRASH_POINT(MODE_ASKED_ALL, "mode.asked_all", "router")        /* a fanout request was written to its recipients */
+CRASH_POINT(MODE_SESSION_SAID, "mode.session_said", "router")  /* a message of a session was written */
+CRASH_POINT(MODE_REPLIED, "mode.replied", "router")            /* a reply was written */
 CRASH_POINT(MODE_COMMITTED, "mode.committed", "router")        /* one of these committed, not sent */
 CRASH_POINT(MODE_UNPINNED, "mode.unpinned", "router")          /* a session ended by an UNSUB, which goes on */
 CRASH_POINT(MODE_LEG_SETTLED, "mode.leg_settled", "router")    /* one of a gone responder's requests settled */
 CRASH_POINT(MODE_REQUEST_SETTLED, "mode.request_settled", "router") /* one of a gone requester's */
 CRASH_POINT(MODE_EXPIRED, "mode.expired", "router")            /* past its deadline, not committed */
 CRASH_POINT(NAME_GIVEN, "name.given", "router")                /* name stored, watchers told, not committed */
-CRASH_POINT(NAME_DROPPED, "name.dropped", "router")            /* the opposite, likewise */
+CRASH_POINT(NAME_DROPPED, "name.dropped", "router")            /* a name was given up */
 CRASH_POINT(CLIENTS_PAGE, "name.page", "router")               /* a page of the list, not committed */
 CRASH_POINT(NAME_REFUSED, "name.refused", "connmgr")           /* told that it is taken, router not asked to close */

@@ -2,7 +2,7 @@
  *
  * At low load a message spends its time in wake-ups: on virtual machines waking a process on
  * another core costs more than all the work. So a component that has just done a little looks
- * again for a while, giving its core to whoever wants it between two looks.
+ * again for a while, giving its core away between two looks.
  *
  * How long is learned from how long it took lately until something came (`usual_ns`, a moving
  * average): twice that, if that is not more than `most_ns`, and otherwise not at all. After much
@@ -31,7 +31,7 @@ static inline struct spin spin_make(uint64_t most_ns, int adaptive)
     return (struct spin){.most_ns = most_ns, .usual_ns = adaptive ? 4 * most_ns : 0, .adaptive = adaptive};
 }
 
-/* What so many messages are: large ones count for more. */
+/* The work that these messages are: large ones count for more. */
 static inline uint64_t spin_work(uint64_t messages, uint64_t bytes) { return messages + bytes / 1024; }
 
 /* How long to look again, after a round with so much work. */

@@ -315,7 +315,7 @@ struct connmgr {
 
 /* ---- the seam to Python ---- */
 API int connmgr_open(const struct connmgr_conf *conf, struct journal *journal, struct conntable *table,
-                 int refs_queue, int orders_queue, struct connmgr **ret_cm);
+                     int refs_queue, int orders_queue, struct connmgr **ret_cm);
 API int connmgr_add_arena(struct connmgr *cm, uint32_t index, struct arena *arena);
 /* Start, fresh or after a crash, in three steps: load the journal (returns connections found),
  * give it back the sockets that survived, rebuild the rest. Connections whose socket did
@@ -336,10 +336,10 @@ API uint32_t connmgr_event_count(const struct connmgr *cm);
 API void connmgr_forget_events(struct connmgr *cm);
 API int connmgr_adopt(struct connmgr *cm, uint32_t slot, uint64_t uid, int fd);
 API int connmgr_connected(struct connmgr *cm, uint32_t slot, uint64_t uid, uint32_t options,
-                      const char *name, uint32_t name_len);
+                          const char *name, uint32_t name_len);
 /* Sends text (an -ERR line) and ends the connection when it is written. */
 API int connmgr_fail(struct connmgr *cm, uint32_t slot, uint64_t uid, const char *text, uint32_t len,
-                 int reason);
+                     int reason);
 /* Once a second: pings, stale peers, write deadlines. */
 API void connmgr_tick(struct connmgr *cm);
 API const struct connmgr_stats *connmgr_get_stats(const struct connmgr *cm);

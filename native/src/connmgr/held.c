@@ -7,7 +7,7 @@
  *
  * Private memory of the connmgr. After a crash nobody is held and every allowance is full: a
  * connection is read once, and then held again if there is still reason to. So nobody is held for
- * longer than the reason is there, whoever dies.
+ * longer than the reason is there, even if a process dies.
  *
  * The allowance is kept as the time until which it is used up: it grows with what is received, and
  * the clock catches up with it. A connection may be BURST_NS ahead.

@@ -26,7 +26,7 @@ API struct census_filter {
 API struct census_sub {
     uint64_t uid;    /* of the connection */
     uint64_t routed; /* queue groups: messages sent its way */
-    uint64_t max;    /* queue groups: unsubscribes after so many; 0: never */
+    uint64_t max;    /* queue groups: ends after that many messages; 0: never */
     uint32_t connmgr, slot;
     uint32_t subject_len, queue_len;
     char text[CENSUS_TEXT_MAX]; /* subject, then queue group */
@@ -35,7 +35,7 @@ API struct census_sub {
 /* Looks at up to `slots` slots of `connmgr` from *at on, and moves *at behind what it looked at. 1: a
  * subscription that passes the filter is in ret_sub; 0: none among those; -1: there are no more. */
 API int census_next(const struct routing *r, uint32_t connmgr, const struct census_filter *filter,
-                uint32_t slots, uint32_t *at, struct census_sub *ret_sub);
+                    uint32_t slots, uint32_t *at, struct census_sub *ret_sub);
 
 /* Whether a pattern (`*`: one token, `>`: the rest) covers a subject, which may be one itself. */
 API int census_covers(const char *pattern, uint32_t pattern_len, const char *subject, uint32_t len);

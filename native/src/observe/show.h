@@ -21,8 +21,8 @@ API void connmgr_resume(struct connmgr *cm, const struct stats *s);
 API uint32_t connmgr_show(struct connmgr *cm, struct stats *s, uint32_t from);
 /* What a client said about itself. Its row is taken if it has none yet. */
 API int connmgr_describe(struct connmgr *cm, struct stats *s, uint32_t slot, uint64_t uid,
-                     const char *name, uint32_t name_len, const char *lang, uint32_t lang_len,
-                     const char *version, uint32_t version_len);
+                         const char *name, uint32_t name_len, const char *lang, uint32_t lang_len,
+                         const char *version, uint32_t version_len);
 
 /* Before router_start; and then. */
 API void router_resume(struct router *rt, const struct stats *s);

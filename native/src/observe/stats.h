@@ -91,7 +91,7 @@ API uint64_t stats_fingerprint(void);
 API void stats_format(struct stats *s, uint32_t rows);
 /* Copies totals and gauges, and says when. */
 API void stats_publish(struct stats *s, const void *totals, uint64_t totals_bytes, const void *gauges,
-                   uint64_t gauges_bytes);
+                       uint64_t gauges_bytes);
 /* A copy of one row; 0: it is nobody's, or changed hands meanwhile. */
 API int stats_read_conn(const struct stats *s, uint32_t row, struct stats_conn *ret_row);
 /* Text into a field of `room` bytes, cut to fit, NUL-terminated. */

@@ -37,12 +37,12 @@ void trace_control_format(struct trace_control *c)
     segment_format(c, SEGMENT_TRACE_CONTROL, TRACE_LAYOUT, trace_fingerprint(), sizeof(*c));
 }
 
-void trace_control_set(struct trace_control *c, uint32_t run, uint32_t every)
+void trace_control_set(struct trace_control *c, uint32_t recording, uint32_t every)
 {
-    atomic_store_explicit(&c->word, (uint64_t)run << 32 | every, memory_order_release);
+    atomic_store_explicit(&c->word, (uint64_t)recording << 32 | every, memory_order_release);
 }
 
-void trace_control_read(struct trace_control *c, uint32_t index, uint64_t epoch, uint64_t records,
+void trace_control_set_tail(struct trace_control *c, uint32_t index, uint64_t epoch, uint64_t records,
                         uint64_t subjects)
 {
     struct trace_tail *t = &c->tails[index];
@@ -110,7 +110,7 @@ void trace_switch(struct connmgr *cm, uint64_t word)
 {
     struct trace *t = &cm->trace;
 
-    if (word >> 32 != t->word >> 32) /* another run has no subjects yet */
+    if (word >> 32 != t->word >> 32) /* another recording has no subjects yet */
         memset(t->seen, 0, (size_t)TRACE_SEEN * 8);
     t->word = word;
     t->on = (uint32_t)word;
@@ -151,7 +151,7 @@ void trace_mark(struct connmgr *cm, const struct order *o)
     t->about[m->source] = number;
     t->contexts[number % TRACE_CONTEXTS] = (struct trace_context){
         .number = number,
-        .run = (uint32_t)(t->word >> 32),
+        .recording = (uint32_t)(t->word >> 32),
         .queued_ns = o->handle,
         .routed_ns = m->routed_ns,
         .instructed_ns = t->instructed_ns,
@@ -174,7 +174,7 @@ void trace_flow(struct connmgr *cm, uint32_t messages)
     t->about[cm->conf.index] = number;
     t->contexts[number % TRACE_CONTEXTS] = (struct trace_context){
         .number = number,
-        .run = (uint32_t)(t->word >> 32),
+        .recording = (uint32_t)(t->word >> 32),
         .queued_ns = now,
         .routed_ns = now,
         .instructed_ns = now,
@@ -341,7 +341,8 @@ void trace_deliver(struct connmgr *cm, const struct conn *c, struct trace_part p
             begin(cm, c, &part, about);
 }
 
-/* Past the caches: nobody here reads it again, and what does is needed for messages. */
+/* Non-temporal stores: this process does not read records again, and cached lines are needed for
+ * messages. */
 static inline void store_record(struct trace_record *to, const struct trace_record *from)
 {
 #ifdef __SSE2__
@@ -383,7 +384,7 @@ static uint32_t write_records(struct connmgr *cm, const struct conn *c, const st
         .routed_ns = about->routed_ns,
         .instructed_ns = about->instructed_ns,
         .written_ns = now,
-        .run = about->run,
+        .recording = about->recording,
         .body_size = f->body_size,
         .round_messages = about->round_messages,
         .source_generation = about->source_generation,

@@ -1,9 +1,9 @@
-/* trace: one record for each delivery, for whoever wants to know where its time went.
+/* trace: one record for each delivery: where its time went.
  *
  *   struct trace_ring | records | subjects       one segment per connmgr
  *   struct trace_control                         one segment per instance
  *
- * Created by:   the ring by connmgr n under its lease; the control segment by whoever comes first.
+ * Created by:   the ring by connmgr n under its lease; the control segment by the first that needs it.
  * Written by:   the ring by connmgr n alone. The control segment by the tracer alone: what is to be
  *               traced, and how far it has read each ring. Connmgrs map it read-only, and the tracer
  *               maps the rings read-only.
@@ -43,7 +43,7 @@ API struct trace_record { /* all fields: the connmgr that delivered it */
     uint64_t source_uid, destination_uid;
     uint64_t subject_hash;
     uint64_t intended_ns, received_ns, queued_ns, routed_ns, instructed_ns, written_ns;
-    uint32_t run; /* of trace_control.word */
+    uint32_t recording; /* number, of trace_control.word */
     uint32_t body_size;
     uint32_t round_messages;
     uint32_t source_generation, router_generation, destination_generation;
@@ -83,7 +83,7 @@ struct trace_tail { /* how far the tracer has read a ring */
 
 API struct trace_control {
     struct segment_header header;
-    _Atomic uint64_t word; /* run << 32 | every: one of so many messages is traced; 0: none is */
+    _Atomic uint64_t word; /* recording << 32 | every: 1 in `every` messages is traced; 0: none is */
     uint64_t reserved[7];
     struct trace_tail tails[LEDGER_CONNMGRS_MAX];
 };
@@ -102,7 +102,7 @@ struct trace_flight { /* private: deliveries in a row that the kernel has not ta
 
 struct trace_context { /* private: what all messages of one batch of references have in common */
     uint32_t number; /* of the context: who remembers another one comes too late */
-    uint32_t run;
+    uint32_t recording;
     uint64_t queued_ns, routed_ns, instructed_ns;
     uint32_t bytes, order_bytes, round_messages, source_generation, router_generation;
 };
@@ -111,7 +111,7 @@ struct trace { /* private to the connmgr */
     struct trace_ring *ring; /* NULL: not opened */
     const struct trace_control *control;
     uint64_t word;
-    uint32_t on;      /* one of so many; 0: nothing is traced */
+    uint32_t on;      /* 1 in `on` messages is traced; 0: none is */
     uint32_t flights; /* deliveries waiting */
     uint32_t generation;
     uint32_t pool_used, pool_free; /* pool_free: flight + 1 */
@@ -152,9 +152,9 @@ API static inline struct trace_subject *trace_subjects(const struct trace_ring *
     return (struct trace_subject *)(trace_records(r) + r->capacity);
 }
 /* For the tracer: what is to be traced; how far it has read the ring of connmgr `index`. */
-API void trace_control_set(struct trace_control *c, uint32_t run, uint32_t every);
-API void trace_control_read(struct trace_control *c, uint32_t index, uint64_t epoch, uint64_t records,
-                        uint64_t subjects);
+API void trace_control_set(struct trace_control *c, uint32_t recording, uint32_t every);
+API void trace_control_set_tail(struct trace_control *c, uint32_t index, uint64_t epoch, uint64_t records,
+                                uint64_t subjects);
 
 API uint64_t trace_ring_head(const struct trace_ring *r);
 API uint64_t trace_ring_subjects_head(const struct trace_ring *r);
@@ -162,11 +162,11 @@ API uint64_t trace_ring_word(const struct trace_ring *r);
 API uint64_t trace_control_word(const struct trace_control *c);
 /* How far that ring was read: 0 if it was another one of the same name. */
 API void trace_control_tail(const struct trace_control *c, uint32_t index, uint64_t epoch,
-                        uint64_t *ret_records, uint64_t *ret_subjects);
+                            uint64_t *ret_records, uint64_t *ret_subjects);
 
 /* -ENOMEM. Between opening a connmgr and its first turn; `generation` is at least 1. */
 API int trace_open(struct connmgr *cm, struct trace_ring *ring, const struct trace_control *control,
-               uint32_t generation);
+                   uint32_t generation);
 
 /* ---- between the C files ---- */
 void trace_switch(struct connmgr *cm, uint64_t word);

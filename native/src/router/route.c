@@ -337,7 +337,7 @@ static uint32_t together(const struct router *rt, uint32_t from, const struct re
 static inline int route_some(struct router *rt, uint32_t from, const struct ref *r, const struct index_match *m,
                       uint64_t handle, uint32_t messages)
 {
-    if (rt->seg->in[from].touched) /* a list that is ordered in part is closed, whoever has gone */
+    if (rt->seg->in[from].touched) /* a list that was ordered in part is closed, even if its last recipient has gone */
         return route_many(rt, from, r, m, handle, messages);
     if (m->count == 0 && m->group_count == 0)
         return nobody(rt, from, r, handle, messages);

@@ -211,8 +211,9 @@ void arena_sweep(struct arena_pool *p, uint32_t count)
     }
 }
 
-/* What the others freed is counted again in `freed`: too much makes the owner look too early, and
- * too little would make it look too late. */
+/* Messages of the chunk that are complete. The owner stores this in `freed`, where other ports add what
+ * they free meanwhile. A count that is too high makes the owner look at the chunk too early, which is
+ * harmless; one that is too low would leave a free chunk unfound until the next sweep. */
 static uint32_t completed(const struct arena *a, uint32_t chunk)
 {
     const ledger_word *words = arena_words((struct arena *)a) + (uint64_t)chunk * ARENA_CHUNK_MESSAGES;

@@ -1,6 +1,6 @@
 /* conntable: every client connection of the instance, one 128-byte slot each.
  *
- * Created by:   dispatcher or connmgr, whoever comes first. Mapped by dispatcher and connmgrs.
+ * Created by:   dispatcher or connmgr, the first to start. Mapped by dispatcher and connmgrs.
  * Written by:   per field, below. `state` is one atomic word that walks a ring:
  *                 FREE -> ASSIGNED   dispatcher (after all other fields are written)
  *                 ASSIGNED -> ACTIVE connmgr    (the socket has arrived and is served)
@@ -75,15 +75,15 @@ API uint32_t conntable_reap(struct conntable *t, struct conntable_free *f);
 /* Takes a slot and a uid, fills it, and assigns it to connmgr. Reaps when the stack is empty,
  * and now and then, so that low slots are used again. -ENOSPC: the table is full. */
 API int conntable_assign(struct conntable *t, struct conntable_free *f, uint32_t connmgr,
-                     uint16_t listener, const char *ip, uint16_t port, uint64_t accepted_ns,
-                     uint64_t cookie, uint32_t *ret_slot, uint64_t *ret_uid);
+                         uint16_t listener, const char *ip, uint16_t port, uint64_t accepted_ns,
+                         uint64_t cookie, uint32_t *ret_slot, uint64_t *ret_uid);
 /* The hand-off could not be sent: ASSIGNED -> FREE. */
 API void conntable_unassign(struct conntable *t, struct conntable_free *f, uint32_t slot);
 
 /* Slots of one connmgr (or of all: CONNTABLE_CONNMGRS_MAX) that are not FREE, ascending.
  * Returns how many there are; at most `room` are written. */
 API uint32_t conntable_list(const struct conntable *t, uint32_t connmgr, uint32_t room,
-                        uint32_t *ret_slots);
+                            uint32_t *ret_slots);
 
 /* Connections per connmgr (ASSIGNED or ACTIVE), counted afresh. O(capacity). */
 API void conntable_count(const struct conntable *t, uint32_t ret_counts[CONNTABLE_CONNMGRS_MAX]);

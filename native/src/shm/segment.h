@@ -21,7 +21,7 @@ API enum segment_kind {
     SEGMENT_ARENA = 2,     /* bodies and ledger of one connmgr: all connmgrs */
     SEGMENT_JOURNAL = 3,   /* primary state of one connmgr: that connmgr alone */
     SEGMENT_ROUTING = 4,   /* primary state of the router: the router alone */
-    SEGMENT_STATS = 5,     /* counters of one component, for whoever may read them */
+    SEGMENT_STATS = 5,     /* counters of one component, for monitors */
     SEGMENT_TRACE = 6,     /* trace records of one connmgr: that connmgr; read-only: the tracer */
     SEGMENT_TRACE_CONTROL = 7, /* what is traced: the tracer; read-only: connmgrs */
 };

@@ -103,7 +103,7 @@ _Static_assert(sizeof(struct nats_frame) == 64, "one cache line");
  *    the body or its CRLF is missing.
  * < 0: enum nats_error, as soon as it is knowable; ret_frame is then unspecified. */
 API int nats_parse(const uint8_t *buf, uint64_t len, const struct nats_limits *limits,
-               struct nats_frame *ret_frame);
+                   struct nats_frame *ret_frame);
 
 /* The text between the quotes of -ERR '...'. */
 API const char *nats_error_text(int error);

@@ -11,7 +11,7 @@
 #define HUGE_BYTES (2u << 20)
 #define TABLE_START 1024u      /* entries of a new table */
 #define SEEN_MAX 65536u        /* subjects remembered as seen once */
-#define UNSEEN_CACHED 16u      /* one in so many is cached the first time it is seen */
+#define UNSEEN_CACHED 16u      /* 1 in 16 subjects is cached when it is first seen */
 #define SUBJECTS_MAX (1u << 28)
 #define SUBS_MAX (1u << 30)    /* connmgrs times slots, each rounded up to a power of two */
 #define POOL_BYTES_MAX ((uint64_t)UNIT_BYTES << (ORDERS - 1))

@@ -55,7 +55,7 @@ API void index_close(struct index *ix); /* NULL is allowed */
  * -EEXIST: this id is there with another subject, queue or conn. -ENOSPC: a pool is full.
  * -EINVAL: id out of range of conf, or an empty subject. -ENAMETOOLONG. */
 API int index_add(struct index *ix, index_sub sub, uint32_t conn, const char *subject,
-              uint32_t subject_len, const char *queue, uint32_t queue_len);
+                  uint32_t subject_len, const char *queue, uint32_t queue_len);
 
 /* -ENOENT: it was not there (harmless). -EINVAL: id out of range of conf. O(1), plus the
  * number of tokens when it was the last one on its wildcard subject. */
@@ -114,7 +114,7 @@ API void index_prefetch_node(const struct index *ix, uint64_t hash); /* the node
 /* Never NULL, never fails: without room to cache, the result is built in scratch memory.
  * The subject is literal: `*` and `>` in it are ordinary tokens. hash = index_hash(). */
 API const struct index_match *index_match(struct index *ix, const char *subject, uint32_t len,
-                                      uint64_t hash);
+                                          uint64_t hash);
 
 API struct index_stats {
     uint32_t subs;             /* subscriptions present */

@@ -6,7 +6,8 @@
  * recognised by its subject, and messages that are none are not looked at.
  *
  * What is declared here is derived: lists, counts, a heap of deadlines, hashes; private memory of
- * the router, rebuilt by modes_start(). It is what pages it uses, not what it reserves.
+ * the router, rebuilt by modes_start(). Its memory cost is the pages touched, not the address space
+ * reserved.
  *
  *   modes.c        the tables, and what is derived from them
  *   modes_route.c  messages of a mode

@@ -4,7 +4,7 @@
  * Written by:   the router, in steps of one message each (R6).
  * Invariants:   a message is ordered to somebody or deleted, never both. Whoever asked is told
  *               when it goes to nobody. A responder is given the id of its leg as reply subject,
- *               whoever asked gets the replies under the subject it named.
+ *               the client that asked gets the replies under the subject it named.
  * After a crash: the step is repeated. The choice among responders may differ: nothing of the first
  *               attempt was visible to anybody.
  */

@@ -3,7 +3,7 @@
  * The structure: none of its own; requests and legs are those of modes.c.
  * Written by:   the router, in steps of a few records each (R6): a responder that goes away may
  *               leave more requests than a ring has room for.
- * Invariants:   whoever still waits is told. Between two steps the tables hold what is not settled.
+ * Invariants:   every client that still waits is told. Between two steps the tables hold what is not settled.
  * After a crash: the reference, or the deadline, is there again, and so is what was not committed.
  */
 #include "router/modes/modes.h"
