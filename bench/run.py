@@ -6,9 +6,9 @@
 
 The servers take turns, and the first of them alternates from repetition to repetition, so that a
 slow minute of the machine meets both. Figures are medians. Every ratio is ours divided by theirs,
-printed with the mark that is aimed at. nats-server runs twice, with its defaults and with GOMAXPROCS=1; in each
-row the better counts. Beside them, where they can take the load: a relay that only copies bytes
-(the limit), mosquitto and redis.
+printed with the mark that is aimed at. nats-server runs twice, with its defaults and with
+GOMAXPROCS=1; in each row the better counts. Beside them, where they can take the load: a relay that
+only copies bytes (the limit), mosquitto and redis.
 """
 
 from __future__ import annotations
@@ -235,8 +235,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     print("  ".join(f"{name} {version}" for name, version in about["versions"].items()))
     print(marks_table(rows, options.scenarios, options.servers))
-    print("Medians. Ratio: ours divided by theirs. CPU: of the server, per delivery. Limit: a relay")
-    print("that only copies bytes; of limit: ours divided by the relay's.")
+    print("Medians. Ratio: ours divided by theirs. CPU: of the server, per delivery. Limit: a")
+    print("relay that only copies bytes; of limit: ours divided by the relay's.")
     for text in (others_table(rows, options.servers), placement_table(rows)):
         if text:
             print(f"\n{text}")
