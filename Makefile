@@ -18,7 +18,7 @@ PIP := MIDAIR_NATIVE_LATER=1 $(BIN)/pip install --quiet --disable-pip-version-ch
 NATIVE := $(wildcard native/src/*/*.[ch] native/src/*/*/*.[ch]) native/meson.build native/meson_options.txt \
           native/declarations.py native/build.py
 ASAN := build/asan
-ASAN_TESTS := $(wildcard tests/test_native_*.py) tests/test_codec_nats.py
+ASAN_TESTS := $(filter-out tests/native/test_model.py,$(wildcard tests/native/test_*.py)) tests/wire/test_codec_nats.py
 PYTHONS := midair router dispatcher connmgr native bench spark_jobs
 
 .PHONY: build run drill spark test test-systemd soak check style types imports warnings asan model instructions bench bench-native clean

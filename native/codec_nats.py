@@ -1,7 +1,7 @@
 """Frames of the NATS client protocol: the thin Python side of native/codec_nats.c.
 
 The data path parses in C; this is for the control plane (error texts, subject rules) and for
-tests. tests/nats_reference.py is the same contract in plain Python.
+tests. tests/wire/reference.py is the same contract in plain Python.
 """
 
 from __future__ import annotations

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import ROOT, Instance, eventually, start
-from storm.copies import Copies
 
 from midair import names
 from midair.process.runtime import ACTIVE as STATE_ACTIVE
 from midair.process.runtime import Runtime
 from native import connmgr as native
 from native.conntable import ConnTable
+from tests.support.copies import Copies
+from tests.support.instance import ROOT, Instance, eventually, start
 
 CONFIG = """
 [limits]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from .storm import CLIENTS, COMPONENTS, Options, StormError, storm
+from tests.storm.storm import CLIENTS, COMPONENTS, Options, StormError, storm
 
 
 def names_of(allowed: tuple[str, ...]) -> object:

@@ -13,8 +13,8 @@ import struct
 import threading
 from collections import Counter
 
-from .clients import Orders, say
-from .wire import BrokenError, Connection, Loop, NotGreetedError
+from tests.storm.clients import Orders, say
+from tests.storm.wire import BrokenError, Connection, Loop, NotGreetedError
 
 THREADS = 3
 RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close() resets the connection

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from .wire import PATIENCE_S, BrokenError, Connection, Loop, bytes_of
+from tests.storm.wire import PATIENCE_S, BrokenError, Connection, Loop, bytes_of
 
 PATTERN_BYTES = 1 << 16
 
@@ -536,11 +536,11 @@ def main() -> int:
     kind = name.rstrip("0123456789")
     try:
         if kind == "churn":
-            from . import churn
+            from tests.storm import churn
 
             churn.run(name, port, seed)
         elif kind == "library":
-            from . import library
+            from tests.storm import library
 
             library.run(name, port, seed)
         else:

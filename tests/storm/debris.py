@@ -19,8 +19,7 @@ from midair.process import ipc, wire
 from midair.process.runtime import Runtime
 from native import connmgr as native
 from native.conntable import ASSIGNED, CLOSED, ConnTable, Slot
-
-from .killer import Killer, StormError
+from tests.storm.killer import Killer, StormError
 
 PATIENCE_S = 90.0  # an upgraded keeper keeps what nobody claims for a minute
 DESCRIPTORS = 64  # that a process may have beside those of clients

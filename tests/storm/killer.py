@@ -25,8 +25,7 @@ from pathlib import Path
 from midair import names
 from midair.process.runtime import ACTIVE, Runtime
 from midair.up.manager import MODULES
-
-from .copies import Copies
+from tests.support.copies import Copies
 
 ROLE_OF = {module: role for role, module in MODULES.items()}
 APPEAR_S = 30.0  # nothing takes this long to be started again

@@ -9,8 +9,8 @@ from typing import Any
 import nats
 from nats.aio.msg import Msg
 
-from .clients import Orders, say
-from .wire import PATIENCE_S, BrokenError
+from tests.storm.clients import Orders, say
+from tests.storm.wire import PATIENCE_S, BrokenError
 
 
 async def _run(name: str, port: int, seed: int) -> None:

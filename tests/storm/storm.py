@@ -27,9 +27,8 @@ from typing import IO, Any
 
 from midair import config, names
 from midair.process.runtime import Runtime
-
-from .debris import Debris, leftovers, own_deaths
-from .killer import Killer, StormError, plan
+from tests.storm.debris import Debris, leftovers, own_deaths
+from tests.storm.killer import Killer, StormError, plan
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGE = "tests.storm"

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from container import Container, add_drop_in, eventually, install
-from load import Load, Workload, ended
 
 from bench import loadgen
 from midair.exits import Exit
+from tests.systemd.container import Container, add_drop_in, eventually, install
+from tests.systemd.load import Load, Workload, ended
 
 IDLE = 200
 KEEPER, ROUTER, DISPATCHER = "midair-keeper", "midair-router", "midair-dispatcher"

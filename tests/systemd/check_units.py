@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from container import ROOT
 
 from midair import config, names
 from midair.exits import FATAL
+from tests.systemd.container import ROOT
 
 UNITS = ROOT / "systemd"
 MONITOR = "midair-monitor"

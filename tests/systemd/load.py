@@ -15,9 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from container import PATIENCE_S, Container, eventually
-
 from bench import loadgen
+from tests.systemd.container import PATIENCE_S, Container, eventually
 
 PORT = 4222
 PAIRS = 4

@@ -2,7 +2,7 @@
  *
  * Every commit point has one right before and one right after it; crash_points.h is the table
  * of all of them, so a point that is not in the table does not compile, and one that is in it
- * is gone through by tests/test_crash_points.py, which fails if it is never reached.
+ * is gone through by tests/crash/test_points.py, which fails if it is never reached.
  * In a normal build CRASH() is no instruction, but keeps the compiler from moving stores across it:
  * the order that the tests go through is the one that is built.
  */

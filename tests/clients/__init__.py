@@ -1,1 +1,0 @@
-"""Real clients and raw conversations that the tests hold with a server."""

@@ -1,0 +1,1 @@
+"""Messages through an instance: content, order, limits, pressure."""

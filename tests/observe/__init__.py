@@ -1,0 +1,1 @@
+"""Looking at an instance: monitor, commands, traces."""

@@ -1,0 +1,1 @@
+"""Processes: each alone, and how they are started, upgraded, kept apart and restarted."""

@@ -1,0 +1,190 @@
+"""Instances of Midair for tests: each has a name of its own, by which what it leaves is found.
+
+`MIDAIR_TEST_SERVER=host:port` puts a server that is already running in the place of the
+instances.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import itertools
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from midair import config
+from midair.process import ipc
+
+ROOT = Path(__file__).resolve().parents[2]
+# Nothing waits this long on a working machine; it turns a hang into a failure.
+PATIENCE_S = 30.0
+
+# Everything of the tests is below one directory, so that it can be seen, and removed.
+BASE = Path(tempfile.mkdtemp(prefix="mdt-"))
+atexit.register(shutil.rmtree, BASE, ignore_errors=True)
+os.environ["MIDAIR_RUNTIME_DIR"] = str(BASE)
+os.environ.pop("RUNTIME_DIRECTORY", None)
+os.environ.pop("NOTIFY_SOCKET", None)
+
+_numbers = itertools.count()
+names_given: dict[str, str] = {}  # instance name -> the test that made it
+
+
+def new_name(owner: str = "?") -> str:
+    """An instance name that nobody else has; the leak check looks for it at the end."""
+    name = f"t{os.getpid()}-{next(_numbers)}"
+    names_given[name] = owner
+    return name
+
+
+def environ() -> dict[str, str]:
+    """The environment for a component started by hand, wherever Midair is imported from."""
+    paths = [str(ROOT), *os.environ.get("PYTHONPATH", "").split(":")]
+    return {**os.environ, "PYTHONPATH": ":".join(path for path in paths if path)}
+
+
+def eventually(condition: Callable[[], Any], what: str, patience_s: float = PATIENCE_S) -> Any:
+    """Waits until `condition()` is true, and returns it."""
+    deadline = time.monotonic() + patience_s
+    while not (result := condition()):
+        if time.monotonic() > deadline:
+            pytest.fail(f"not within {patience_s:g} s: {what}")
+        time.sleep(0.01)
+    return result
+
+
+@dataclass
+class Instance:
+    """A running `midair up`, or a server somebody else runs."""
+
+    host: str
+    port: int
+    name: str = ""
+    process: subprocess.Popen[bytes] | None = None
+    line: str = ""  # what it printed when it was ready
+    stderr_path: Path = field(default_factory=Path)
+
+    @property
+    def address(self) -> str:
+        return config.join_address(self.host, self.port)
+
+    @property
+    def runtime_path(self) -> Path:
+        return BASE / self.name
+
+    def stderr(self) -> str:
+        return self.stderr_path.read_text()
+
+    def cli(self, *args: str, **options: Any) -> subprocess.CompletedProcess[str]:
+        """Runs `midair ...` to its end."""
+        return cli(*args, **options)
+
+    def status(self) -> dict[str, Any]:
+        done = cli("status", "--json", "--name", self.name)
+        assert done.returncode == 0, done.stderr
+        report: dict[str, Any] = json.loads(done.stdout)
+        return report
+
+    def components(self) -> dict[str, dict[str, Any]]:
+        """The rows of the status by name: `router`, `connmgr/0`, ..."""
+        return {
+            row["role"] if row["index"] is None else f"{row['role']}/{row['index']}": row
+            for row in self.status()["components"]
+        }
+
+    def pid(self, component: str) -> int:
+        pid = self.components()[component]["pid"]
+        assert isinstance(pid, int)
+        return pid
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection((self.host, self.port), PATIENCE_S)
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        """Ends it and returns its exit code."""
+        assert self.process is not None
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        code = self.process.wait(PATIENCE_S)
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+        return code
+
+
+def cli(*args: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Runs `midair ...` to its end."""
+    options.setdefault("timeout", PATIENCE_S)
+    return subprocess.run(
+        [sys.executable, "-m", "midair", *args],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        **options,
+    )
+
+
+def start(owner: str, text: str = "", *options: str, name: str = "") -> Instance:
+    """Starts `midair up` on a free port and waits until it says that it is ready."""
+    name = name or new_name(owner)
+    path = BASE / f"{name}.toml"
+    path.write_text(text)
+    stderr_path = BASE / f"{name}.stderr"
+    with stderr_path.open("wb") as stderr:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "midair", "up", "--name", name, "--config", str(path)]
+            + (["--port", "0"] if "--port" not in options else [])
+            + list(options),
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+        )
+    assert process.stdout is not None
+    ready, _, _ = select.select([process.stdout], [], [], PATIENCE_S)
+    line = process.stdout.readline().decode() if ready else ""
+    if "listening on " not in line:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+        pytest.fail(f"midair up did not start: {line!r} {stderr_path.read_text()}")
+    address = line.split("listening on ")[1].split(";")[0].split(", ")[0]
+    host, port = config.split_address(address)
+    return Instance(host, port, name, process, line, stderr_path)
+
+
+def elsewhere() -> Instance | None:
+    address = os.environ.get("MIDAIR_TEST_SERVER")
+    return Instance(*config.split_address(address)) if address else None
+
+
+def processes_of(name: str) -> list[int]:
+    """Processes with `--name <name>` in their command line."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            words = path.read_bytes().split(b"\0")
+            if b"--name" in words and name.encode() in words:
+                found.append(int(path.parent.name))
+    return found
+
+
+def leaks_of(name: str) -> list[str]:
+    """All there is of an instance."""
+    found = [f"process {pid}" for pid in processes_of(name)] + ipc.leftovers(name)
+    if (BASE / name).exists():
+        found.append(f"directory {BASE / name}")
+    return found

@@ -1,0 +1,1 @@
+"""Midair under a real systemd: `make test-systemd`."""

@@ -1,0 +1,1 @@
+"""The protocol: vectors, conversations, and other people's clients."""
