@@ -28,6 +28,18 @@ static inline uint8_t *put_short(uint8_t *to, const void *text, uint32_t len)
     return to + len;
 }
 
+/* The same for what is shorter still: the sid of a subscription, whose record has it in the first
+ * cache line so far. */
+#define PUT_TINY_MAX 16u
+static inline uint8_t *put_tiny(uint8_t *to, const void *text, uint32_t len)
+{
+    if (len <= PUT_TINY_MAX)
+        memcpy(to, text, PUT_TINY_MAX);
+    else
+        memcpy(to, text, len);
+    return to + len;
+}
+
 static inline uint8_t *put_number(uint8_t *to, uint32_t n)
 {
     uint8_t digits[10];

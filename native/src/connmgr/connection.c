@@ -70,6 +70,8 @@ int connmgr_adopt(struct connmgr *cm, uint32_t slot, uint64_t uid, int fd)
     memset(r, 0, sizeof(*r)); /* the slot is nobody's until uid is stored */
     r->in_base = in;
     r->out_base = out;
+    r->protocol = cm->table->slots[slot].protocol;
+    r->transport = cm->table->slots[slot].transport;
     redo_put(&cm->redo, &r->phase, c->phase | c->options);
     redo_put(&cm->redo, &r->uid, uid);
     redo_commit(&cm->redo);

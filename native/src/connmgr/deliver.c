@@ -341,7 +341,7 @@ static inline uint8_t *put_frame(uint8_t *to, const struct frame *f, const struc
     memcpy(to, "MSG ", 4);
     to = put_short(to + 4, f->subject, f->subject_len);
     *to++ = ' ';
-    to = put_short(to, s->sid, s->sid_len);
+    to = put_tiny(to, s->sid, s->sid_len);
     return put_text(to, f->subject + f->subject_len, f->tail_len);
 }
 

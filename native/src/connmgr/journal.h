@@ -28,14 +28,15 @@
 #include "base/api.h"
 #include "shm/batch.h"
 #include "shm/ledger.h"
+#include "shm/port.h"
 #include "shm/segment.h"
 
-#define JOURNAL_LAYOUT 2
+#define JOURNAL_LAYOUT 3
 #define JOURNAL_BLOCK_BYTES 16384u
 #define JOURNAL_SEGS_PER_BLOCK 8u
 #define JOURNAL_BLOCKS_MIN 8192u /* 128 MiB: one order batch may need 4096, see output.c */
-#define JOURNAL_SID_MAX 27u
-#define JOURNAL_NAME_MAX 48u /* MODE_NAME_MAX of routing.h */
+#define JOURNAL_SID_MAX 64u  /* room in the record; a protocol may allow less */
+#define JOURNAL_NAME_MAX 64u /* MODE_NAME_MAX of routing.h */
 
 enum conn_phase {      /* low byte of conn_rec.phase; transitions only downwards */
     PHASE_NONE = 0,
@@ -66,9 +67,33 @@ struct conn_rec {
     uint64_t out_tail;  /* redo: segment + 1; meaningless while out_head is 0 */
     uint64_t out_end;   /* redo: stream bytes appended */
     uint64_t dropped;   /* redo: messages left out since the client was last told (slow.c) */
+
+    /* A transport that wraps the protocol's bytes in envelopes makes two streams: in_pos and
+     * out_end count bytes of the plain one, the kernel counts bytes of the raw one. All zero and
+     * not looked at while `transport` is 0: then both are one stream. */
+    uint64_t in_raw;    /* redo: raw stream bytes whose envelopes were opened */
+    uint64_t in_plain;  /* redo: plain stream bytes that came out of them; in_pos <= in_plain */
+    uint64_t in_number; /* redo: envelopes opened: the number of the next one */
+    uint64_t in_place;  /* redo, or a single store: where raw bytes not opened yet lie, as `buffer` */
+    uint64_t out_raw;   /* redo: raw stream position of the first byte of what was fixed last */
+    uint64_t out_number; /* redo: envelopes fixed before it: the number of its first one */
+    uint64_t out_place; /* redo: plain stream position of its first byte */
+    uint64_t out_len;   /* redo: plain bytes in it; 0: nothing was fixed yet. A transport that fixes
+                         * several envelopes at once cuts them by a rule of its own */
+
+    /* Plain stores: the first two before the connection is adopted, the others before the step
+     * that sets CONN_CONNECTED. Zero is what every connection of layout 2 was. */
+    uint16_t protocol;  /* as in its conntable_slot; 0: NATS */
+    uint16_t transport; /* likewise; 0: plain */
+    uint32_t account;   /* its subject space; 0: the global one */
+    uint32_t principal; /* whom admission found it to be; 0: nobody in particular */
+    uint32_t permits;   /* permission set; 0: everything is allowed */
+    uint64_t reserved[4];
     char name[JOURNAL_NAME_MAX]; /* to be addressed by, or empty: written before CONN_CONNECTED */
 };
-_Static_assert(sizeof(struct conn_rec) == 128, "two cache lines");
+_Static_assert(sizeof(struct conn_rec) == 256, "four cache lines");
+_Static_assert(offsetof(struct conn_rec, out_end) == 64, "what a read touches is in the first line");
+_Static_assert(offsetof(struct conn_rec, name) == 192, "frozen layout");
 
 #define SUB_ACTIVE (1ULL << 63)
 #define SUB_DYING (1ULL << 62)  /* unsubscribed here, the router has not confirmed */
@@ -78,13 +103,18 @@ struct sub_rec {
                          * SUB_ACTIVE and SUB_DYING: free */
     uint64_t delivered; /* with base and stamp: how many went out */
     uint64_t base;      /* `delivered` before the batch `stamp`; redo when flow.c has delivered since */
-    uint32_t stamp;     /* low bits of the batch that last changed `delivered` */
-    uint8_t sid_len;
-    char sid[JOURNAL_SID_MAX];
     uint64_t max;       /* redo; 0: none */
+    uint32_t stamp;     /* low bits of the batch that last changed `delivered` */
+    uint8_t sid_len;    /* before the step that sets SUB_ACTIVE, as all that follow */
+    char sid[JOURNAL_SID_MAX]; /* one of up to 27 bytes ends in the first cache line */
+    uint8_t pad[3];
+    uint32_t sid_more;  /* 0; kept for a place where longer ones go on */
+    uint32_t account;   /* of its connection; 0: the global one */
+    uint64_t reserved[2];
 };
-_Static_assert(sizeof(struct sub_rec) == 64, "one cache line");
-_Static_assert(offsetof(struct sub_rec, sid) == 29, "frozen layout");
+_Static_assert(sizeof(struct sub_rec) == 128, "two cache lines");
+_Static_assert(offsetof(struct sub_rec, sid) == 37, "frozen layout");
+_Static_assert(offsetof(struct sub_rec, sid_more) == 104, "frozen layout");
 
 #define SEG_BODY (1ULL << 63) /* ref is a handle: bytes of a body; else block << 32 | offset */
 #define SEG_SHARED (1ULL << 62) /* beside block and offset: other connections get the same bytes */
@@ -101,14 +131,16 @@ struct journal {
     struct segment_header header;
     uint32_t index, conns, subs, blocks; /* creator, once */
     uint64_t conns_at, subs_at, segs_at, blocks_at; /* creator, once: offsets */
-    uint64_t pad0[2];
+    uint32_t kind;        /* creator, once: enum port_kind */
+    uint32_t pad0;
+    uint64_t reserved0[9];
     uint64_t applied;     /* redo: last order batch whose outputs are committed */
     uint64_t done;        /* single store "orders.done": last order batch finished */
     uint64_t conns_high;  /* single stores, only grow, raised before use: slots, segments and */
     uint64_t subs_high;   /* blocks at or past these were never used, and recovery does not */
     uint64_t segs_high;   /* look there (looking at a hole of a segment makes it real memory) */
     uint64_t blocks_high;
-    uint64_t pad1[2];
+    uint64_t reserved1[10];
     uint64_t open_handle[LEDGER_CONNMGRS_MAX]; /* redo, per source: the message whose list of
                            * recipients goes on; orders of other sources may come in between */
     struct redo_log redo;

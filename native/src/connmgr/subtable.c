@@ -7,6 +7,8 @@
 #include "connmgr/connmgr.h"
 #include "base/crash.h"
 
+_Static_assert(NATS_SID_MAX <= JOURNAL_SID_MAX, "every sid has room in its record");
+
 static uint32_t hash_of(const struct connmgr *cm, uint32_t conn, const char *sid, uint32_t len)
 {
     uint64_t h = 0x9e3779b97f4a7c15ULL ^ conn;
@@ -87,6 +89,7 @@ uint32_t subtable_add(struct connmgr *cm, struct conn *c, const uint8_t *sid, ui
     s->delivered = s->base = 0;
     s->stamp = 0;
     s->max = 0;
+    s->sid_more = s->account = 0;
     s->sid_len = (uint8_t)len;
     memcpy(s->sid, sid, len);
     /* Neither active nor dying: still free after a crash. */

@@ -31,9 +31,10 @@
 
 #include "base/api.h"
 #include "shm/batch.h"
+#include "shm/port.h"
 #include "shm/segment.h"
 
-#define ROUTING_LAYOUT 3
+#define ROUTING_LAYOUT 4
 #define ROUTING_CONNMGRS_MAX 32u
 #define ROUTING_TEXT_INLINE 72u
 #define ROUTING_CELL_TEXT 124u
@@ -42,9 +43,13 @@
 struct routing_session {
     uint64_t uid;     /* single store; 0: none */
     uint64_t word;    /* single store: connmgr << 32 | options (enum conn_option) once READY */
-    uint64_t pad[2];
+    uint32_t account;   /* before `uid`, as all that follow: its subject space; 0: the global one */
+    uint32_t principal; /* whom admission found it to be; 0: nobody in particular */
+    uint32_t permits;   /* permission set; 0: everything is allowed */
+    uint32_t kind;      /* what it is a session of; 0: a client */
+    uint64_t reserved[4];
 };
-_Static_assert(sizeof(struct routing_session) == 32, "frozen layout");
+_Static_assert(sizeof(struct routing_session) == 64, "one cache line");
 
 #define ROUTING_ACTIVE (1ULL << 63)
 #define ROUTING_EPOCH 0x1fffffff00000000ULL
@@ -57,9 +62,13 @@ struct routing_sub {
     uint64_t stamp;
     uint16_t subject_len, queue_len;
     uint32_t more;    /* first text cell + 1 */
+    uint32_t account; /* of its session; 0: the global one */
+    uint32_t kind;    /* what it stands for; 0: a client's subscription */
     char text[ROUTING_TEXT_INLINE]; /* subject, queue group; continued in cells */
+    uint64_t reserved[7];
 };
-_Static_assert(sizeof(struct routing_sub) == 128, "two cache lines");
+_Static_assert(sizeof(struct routing_sub) == 192, "three cache lines");
+_Static_assert(offsetof(struct routing_sub, text) == 64, "what a message of a group changes is in the first line");
 
 struct routing_cell {
     uint32_t next; /* cell + 1 */
@@ -86,11 +95,12 @@ struct routing {
     uint32_t connmgrs, sessions, subs_each, cells;  /* creator, once */
     uint64_t lanes_at, sessions_at, subs_at, cells_at; /* creator, once */
     uint64_t requests_at, legs_at, names_at; /* creator, once */
-    uint64_t pad0[7];
+    uint8_t ports[ROUTING_CONNMGRS_MAX]; /* creator, once: enum port_kind of each index */
+    uint64_t reserved0[11];
     uint64_t step;      /* redo: steps committed */
     uint64_t cells_high; /* single stores, only grow, raised before use */
     uint64_t requests_high, legs_high, names_high; /* likewise */
-    uint64_t pad1[3];
+    uint64_t reserved1[11];
     uint64_t subs_high[ROUTING_CONNMGRS_MAX]; /* likewise */
     struct routing_in in[ROUTING_CONNMGRS_MAX];
     struct redo_log redo;
@@ -100,7 +110,7 @@ struct routing {
 #define MODE_USED (1ULL << 63)
 #define MODE_GENERATION 0xffffffffULL /* low bits of a leg's word; part of its id, only grows */
 #define MODE_REPLY_MAX 128u           /* bytes of a reply subject that a mode can be used with */
-#define MODE_NAME_MAX 48u             /* bytes of "TYPE.INSTANCE" */
+#define MODE_NAME_MAX 64u             /* bytes of "TYPE.INSTANCE" */
 #define MODE_REQUESTS_MAX 65536u      /* requests and sessions that are open, of all clients */
 #define MODE_LEGS_MAX 131072u         /* answers outstanding: one a request, but for fanout */
 
@@ -110,7 +120,9 @@ struct mode_request { /* a request whose replies pass us, or a session; R5 */
     uint64_t deadline_ns; /* CLOCK_MONOTONIC; 0: none */
     uint32_t conn;        /* slot of the connection that asks */
     uint32_t reply_len;
-    uint64_t pad[4];
+    uint32_t account;     /* of that session; 0: the global one */
+    uint32_t pad;
+    uint64_t reserved[3];
     char reply[MODE_REPLY_MAX];
 };
 _Static_assert(sizeof(struct mode_request) == 192, "three cache lines");
@@ -122,7 +134,8 @@ struct mode_leg { /* one responder of a request; R5 */
     uint32_t conn;     /* slot of its connection */
     uint32_t sub;      /* index_sub */
     uint32_t request;
-    uint32_t pad[7];
+    uint32_t account;  /* of the responder's session; 0: the global one */
+    uint64_t reserved[3];
 };
 _Static_assert(sizeof(struct mode_leg) == 64, "one cache line");
 
@@ -130,8 +143,11 @@ struct mode_name { /* by slot of the connection; R5 */
     uint64_t word; /* redo: MODE_USED | length; 0: none */
     uint64_t uid;
     char text[MODE_NAME_MAX];
+    uint32_t account; /* names of different accounts do not meet; 0: the global one */
+    uint32_t pad;
+    uint64_t reserved[5];
 };
-_Static_assert(sizeof(struct mode_name) == 64, "one cache line");
+_Static_assert(sizeof(struct mode_name) == 128, "two cache lines");
 
 API uint64_t routing_bytes(uint32_t connmgrs, uint32_t sessions, uint32_t subs_each);
 /* The part that must be resident: everything before the sessions. */

@@ -144,6 +144,7 @@ static void open_session(struct router *rt, uint32_t from, const struct ref *r)
 
     if (s->uid != r->handle) {
         s->word = (uint64_t)from << 32;
+        s->account = s->principal = s->permits = s->kind = 0;
         s->uid = r->handle; /* "session.opened" */
         CRASH(SESSION_OPENED);
         rt->session_subs[r->conn] = ROUTER_NONE;
@@ -204,6 +205,8 @@ static void subscribe(struct router *rt, uint32_t from, const struct ref *r)
     if (rt->seg->subs_high[from] <= slot)
         rt->seg->subs_high[from] = slot + 1;
     s->uid = session->uid;
+    s->account = session->account;
+    s->kind = 0;
     s->max = s->routed = s->base = s->stamp = 0;
     s->subject_len = r->text_len;
     s->queue_len = r->text2_len;

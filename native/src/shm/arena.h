@@ -29,7 +29,7 @@
 #include "shm/ledger.h"
 #include "shm/segment.h"
 
-#define ARENA_LAYOUT 3
+#define ARENA_LAYOUT 4
 #define ARENA_SLACK 64u /* bytes behind the last chunk that may be read: short copies go past an end */
 #define ARENA_CHUNK_BYTES (128u * 1024)
 #define ARENA_CHUNK_MESSAGES 4096u
@@ -65,8 +65,10 @@ struct arena_entry {        /* owner, before the reference leaves; constant whil
     uint16_t usual;         /* 1: what follows the subject can be sent as it is (NATS_FLAG_USUAL) */
     uint32_t conn;          /* slot of the sending connection */
     uint64_t received_ns;   /* CLOCK_MONOTONIC */
+    uint32_t account;       /* of the sender; 0: the global one */
+    uint32_t reserved;
 };
-_Static_assert(sizeof(struct arena_entry) == 40, "frozen layout");
+_Static_assert(sizeof(struct arena_entry) == 48, "frozen layout");
 
 struct arena {
     struct segment_header header;

@@ -14,17 +14,18 @@
 #include <string.h>
 
 _Static_assert(offsetof(struct conntable_slot, state) == 0, "conntable.py reads it there");
-_Static_assert(offsetof(struct conntable_slot, connmgr) == 4, "layout 2");
-_Static_assert(offsetof(struct conntable_slot, uid) == 8, "layout 2");
-_Static_assert(offsetof(struct conntable_slot, accepted_ns) == 16, "layout 2");
-_Static_assert(offsetof(struct conntable_slot, listener) == 24, "layout 2");
-_Static_assert(offsetof(struct conntable_slot, port) == 26, "layout 2");
-_Static_assert(offsetof(struct conntable_slot, ip) == 28, "layout 2");
-_Static_assert(offsetof(struct conntable_slot, cookie) == 80, "layout 2");
-_Static_assert(offsetof(struct conntable_slot, crowded) == 88, "layout 2");
-_Static_assert(offsetof(struct conntable, capacity) == 64, "layout 2");
-_Static_assert(offsetof(struct conntable, next_uid) == 72, "layout 2");
-_Static_assert(offsetof(struct conntable, slots) == 128, "layout 2");
+_Static_assert(offsetof(struct conntable_slot, connmgr) == 4, "layout 3");
+_Static_assert(offsetof(struct conntable_slot, uid) == 8, "layout 3");
+_Static_assert(offsetof(struct conntable_slot, accepted_ns) == 16, "layout 3");
+_Static_assert(offsetof(struct conntable_slot, listener) == 24, "layout 3");
+_Static_assert(offsetof(struct conntable_slot, port) == 26, "layout 3");
+_Static_assert(offsetof(struct conntable_slot, ip) == 28, "layout 3");
+_Static_assert(offsetof(struct conntable_slot, cookie) == 80, "layout 3");
+_Static_assert(offsetof(struct conntable_slot, crowded) == 88, "layout 3");
+_Static_assert(offsetof(struct conntable_slot, protocol) == 96, "layout 3");
+_Static_assert(offsetof(struct conntable, capacity) == 64, "layout 3");
+_Static_assert(offsetof(struct conntable, next_uid) == 72, "layout 3");
+_Static_assert(offsetof(struct conntable, slots) == 128, "layout 3");
 
 #define REAP_EVERY 1024u /* assignments */
 
@@ -120,6 +121,8 @@ int conntable_assign(struct conntable *t, struct conntable_free *f, uint32_t con
     s->listener = listener;
     s->port = port;
     s->cookie = cookie;
+    s->protocol = s->transport = 0;
+    s->kind = 0;
     memset(s->ip, 0, sizeof s->ip);
     memcpy(s->ip, ip, length);
     conntable_set_state(t, slot, CONN_ASSIGNED);

@@ -18,7 +18,7 @@
 #include "base/api.h"
 #include "shm/segment.h"
 
-#define CONNTABLE_LAYOUT 2
+#define CONNTABLE_LAYOUT 3
 #define CONNTABLE_CONNMGRS_MAX 32
 
 API enum conn_state {
@@ -40,7 +40,10 @@ API struct conntable_slot {
     uint64_t cookie;            /* dispatcher: the kernel's number of the socket (SO_COOKIE) */
     _Atomic uint64_t crowded;   /* the connmgr that serves it: its uid while publishers are to wait
                                  * for it (slow.c), else anything else. Read by all connmgrs */
-    uint64_t reserved[4];
+    uint16_t protocol;          /* dispatcher: enum of protocol.h; 0: NATS */
+    uint16_t transport;         /* dispatcher: enum of transport.h; 0: plain */
+    uint32_t kind;              /* dispatcher: what is at the other end; 0: a client */
+    uint64_t reserved[3];
 };
 _Static_assert(sizeof(struct conntable_slot) == 128, "two cache lines");
 

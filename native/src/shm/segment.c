@@ -2,6 +2,7 @@
 #include "shm/segment.h"
 
 #include <errno.h>
+#include <string.h>
 #include <sys/mman.h>
 
 #ifndef MADV_POPULATE_WRITE
@@ -16,6 +17,7 @@ void segment_format(void *seg, uint32_t kind, uint32_t layout, uint64_t fingerpr
     h->layout = layout;
     h->fingerprint = fingerprint;
     h->bytes = bytes;
+    strncpy(h->release, MIDAIR_RELEASE, sizeof h->release - 1);
     atomic_store_explicit(&h->magic, SEGMENT_MAGIC, memory_order_release);
 }
 

@@ -1,6 +1,7 @@
 /* segment: the first bytes of every shared-memory segment.
  *
- * Created by:   the role that owns the segment, under its lease, through posix-ipc.
+ * Created by:   the role that owns the segment, under its lease, through posix-ipc; or, from one
+ *               of the layout before, by a migration (migrate/migrate.h).
  * Written by:   that creator, once; nobody writes the header again.
  * Invariants:   magic is stored last, so a segment with the right magic is complete.
  * After a crash: a segment without magic was never used; its owner makes it anew.
@@ -15,6 +16,7 @@
 #include <stdint.h>
 
 #define SEGMENT_MAGIC 0x3152494144494dULL /* "MIDAIR1" */
+#define SEGMENT_RELEASE_MAX 24u
 
 API enum segment_kind {
     SEGMENT_CONNTABLE = 1, /* who is connected: dispatcher and connmgrs */
@@ -32,9 +34,12 @@ struct segment_header {
     uint32_t layout;         /* creator, once: layout version of that kind */
     uint64_t fingerprint;    /* creator, once: sizes of the structs inside */
     uint64_t bytes;          /* creator, once: whole segment */
-    uint64_t reserved[4];
+    char release[SEGMENT_RELEASE_MAX]; /* creator, once: its version as text, NUL-terminated */
+    uint32_t migrated_from;  /* creator, once: the layout it was converted from; 0: made anew */
+    uint32_t reserved;
 };
 _Static_assert(sizeof(struct segment_header) == 64, "one cache line");
+_Static_assert(offsetof(struct segment_header, release) == 32, "the same in every layout of every kind");
 
 /* Writes the header of a fresh, zeroed segment. */
 API void segment_format(void *seg, uint32_t kind, uint32_t layout, uint64_t fingerprint, uint64_t bytes);
