@@ -35,6 +35,7 @@ class Monitor:
 
     def __init__(self, nats: Nats) -> None:
         self._nats = nats
+        self._exporter = metrics.Exporter(self._seen)
         self._paths: dict[str, Callable[[Mapping[str, str]], Answer]] = {
             "/": lambda _: Answer(200, "text/html; charset=utf-8", INDEX.encode()),
             "/healthz": self._healthz,
@@ -64,11 +65,13 @@ class Monitor:
         return _json(said, status)
 
     def _metrics(self, _query: Mapping[str, str]) -> Answer:
+        return Answer(200, metrics.CONTENT_TYPE, self._exporter.page())
+
+    def _seen(self) -> metrics.Seen:
         nats = self._nats
         healthy = nats.healthz()[0] == 200
-        log = nats.sources.events()
-        text = metrics.render(nats.runtime.instance, nats.look(), nats.rates, log, healthy)
-        return Answer(200, metrics.CONTENT_TYPE, text.encode())
+        now = nats.look()  # before the rates, which it may renew
+        return metrics.Seen(nats.runtime.instance, now, nats.rates, nats.sources.events(), healthy)
 
 
 def _json(said: dict[str, Any], status: int = 200) -> Answer:

@@ -1,9 +1,17 @@
-"""/metrics: everything that is counted, in the text format of Prometheus."""
+"""/metrics: everything that is counted, as families of prometheus_client.
+
+A collector looks at the instance when it is asked, so there is nothing to keep up to date.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
 
 from midair import names
 from midair.monitor.gather import Rates, Snapshot
@@ -21,6 +29,21 @@ ARRAYS = {
     "refused": ("midair_frames_refused_total", "error", REFUSALS),
 }
 HELP = {
+    "midair_info": "1; its labels say what runs.",
+    "midair_healthy": "1 if every component is at work, as /healthz says.",
+    "midair_shared_memory_bytes": "Shared memory that is really used.",
+    "midair_pending_bytes": "Bytes that wait to be written to clients.",
+    "midair_pending_bytes_max": "Bytes that wait for the client that most wait for.",
+    "midair_busy_connections": "Connections that sent messages lately.",
+    "midair_fairness": "Jain's index over the message rates of the busy connections.",
+    "midair_component_generation": "How often the component has been started.",
+    "midair_component_start_time_seconds": "When the process started, since the epoch.",
+    "midair_component_cpu_seconds_total": "CPU time the process has used.",
+    "midair_component_memory_bytes": "Memory of the process, without what is shared.",
+    "midair_component_last_away_seconds": "How long nobody was at work after the last death.",
+    "midair_component_last_recovery_seconds": "How long the last recovery took.",
+    "midair_component_last_upgrade_pause_seconds": "How long nobody was at work in the last "
+    "upgrade.",
     "midair_connections_closed_total": "Connections that ended, by reason.",
     "midair_frames_refused_total": "Frames answered with -ERR, by error.",
     "midair_connmgr_messages_in_total": "Messages received from clients.",
@@ -41,6 +64,19 @@ HELP = {
     "midair_connmgr_refs_queued": "Batches in the queue to the router.",
     "midair_connmgr_orders_queued": "Batches in the queue from the router.",
     "midair_connmgr_reading_stopped": "1 while no client is read: the arena or the ring is full.",
+    "midair_connmgr_turns_total": "Turns of the loop.",
+    "midair_connmgr_sleeps_total": "Turns that ended in a sleep.",
+    "midair_connmgr_order_batches_total": "Batches received from the router.",
+    "midair_connmgr_ref_batches_total": "Batches sent to the router.",
+    "midair_connmgr_throttled_total": "Times a connection was not read: over its rate.",
+    "midair_connmgr_held_total": "Times a connection was not read because a consumer was crowded.",
+    "midair_connmgr_dropped_total": "Messages left out for slow consumers (drop-newest).",
+    "midair_connmgr_found_words": "Words of a committed step that the last start finished.",
+    "midair_connmgr_found_input": "Bytes read and not recorded, found by the last start.",
+    "midair_connmgr_found_output": "Bytes written and not recorded, found by the last start.",
+    "midair_connmgr_found_batches": "Batches left to do or to send, found by the last start.",
+    "midair_connmgr_refs_depth": "Batches that the queue to the router holds.",
+    "midair_connmgr_orders_depth": "Batches that the queue from the router holds.",
     "midair_router_messages_total": "Messages routed.",
     "midair_router_deliveries_total": "Recipients found for them.",
     "midair_router_no_recipients_total": "Messages dropped because nobody had subscribed.",
@@ -49,49 +85,91 @@ HELP = {
     "midair_router_blocked_total": "Times references waited for room in a ring of orders.",
     "midair_router_orders_waiting": "Batches of orders that wait for room in the queue.",
     "midair_router_subscriptions": "Subscriptions.",
+    "midair_router_turns_total": "Turns of the loop.",
+    "midair_router_batches_total": "Batches of references received.",
+    "midair_router_subscribed_total": "Subscriptions added.",
+    "midair_router_unsubscribed_total": "Subscriptions removed.",
+    "midair_router_sessions_opened_total": "Connections the router was told of.",
+    "midair_router_sessions_closed_total": "Connections whose end the router was told of.",
+    "midair_router_statuses_total": "Status messages the router wrote.",
+    "midair_router_mode_requests_total": "Requests in a mode.",
+    "midair_router_mode_replies_total": "Replies in a mode.",
+    "midair_router_mode_late_total": "Replies in a mode that came too late.",
+    "midair_router_mode_expired_total": "Requests in a mode that nobody answered in time.",
+    "midair_router_mode_gone_total": "Requests in a mode whose answerer has gone.",
+    "midair_router_mode_refused_total": "Requests in a mode that were refused.",
+    "midair_router_names_refused_total": "Clients refused because their name was taken.",
+    "midair_router_found_words": "Words of a committed step that the last start finished.",
+    "midair_router_found_batches": "Batches left to do or to send, found by the last start.",
+    "midair_router_subjects": "Subjects in the index.",
+    "midair_router_subjects_max": "Subjects the index can hold.",
+    "midair_router_subjects_cached": "Subjects whose recipients are cached.",
+    "midair_router_matches": "Lookups since this process began.",
+    "midair_router_builds": "Lookups since this process began that were not in the cache.",
     "midair_dispatcher_accepted_total": "Connections accepted.",
     "midair_dispatcher_refused_total": "Connections refused: the maximum was reached.",
     "midair_dispatcher_descriptors_out_total": "Times accepting rested: out of descriptors.",
+    "midair_dispatcher_connections_max": "Connections there can be.",
     "midair_dispatcher_backlog": "Connections accepted and not handed on yet.",
 }
 
 
-class Exposition:
-    """The text, family by family."""
+@dataclass(frozen=True)
+class Seen:
+    """What one scrape shows."""
 
-    def __init__(self) -> None:
-        self._families: dict[str, tuple[str, list[str]]] = {}
+    instance: str
+    now: Snapshot
+    rates: Rates
+    log: Iterable[dict[str, Any]]  # the event log
+    healthy: bool
+
+
+class Exporter(Collector):
+    """Makes the page; `look` is called once for each."""
+
+    def __init__(self, look: Callable[[], Seen]) -> None:
+        self._look = look
+        # Not the default registry: it would add what the library counts about this process.
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+
+    def page(self) -> bytes:
+        """Everything, in the text format of Prometheus."""
+        return generate_latest(self._registry)
+
+    def describe(self) -> list[Metric]:
+        """The registry asks for names at the start: what there is depends on the instance."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        yield from families(self._look()).values()
+
+
+class Families(dict[str, Metric]):
+    """Name of a sample -> its family, in the order in which they came."""
 
     def add(self, name: str, value: float, labels: Mapping[str, Any] | None = None) -> None:
         """One sample. A name that ends with _total is a counter."""
-        kind = "counter" if name.endswith("_total") else "gauge"
-        _, samples = self._families.setdefault(name, (kind, []))
-        pairs = ",".join(f'{key}="{_escaped(str(it))}"' for key, it in (labels or {}).items())
-        shown = int(value) if float(value).is_integer() else value
-        samples.append(f"{name}{{{pairs}}} {shown}" if pairs else f"{name} {shown}")
-
-    def text(self) -> str:
-        lines = []
-        for name, (kind, samples) in self._families.items():
-            if name in HELP:
-                lines.append(f"# HELP {name} {HELP[name]}")
-            lines += [f"# TYPE {name} {kind}", *samples]
-        return "\n".join(lines) + "\n"
+        if name not in self:
+            kind = "counter" if name.endswith("_total") else "gauge"
+            # The library takes the name of a counter without its ending, and adds it again.
+            self[name] = Metric(name.removesuffix("_total"), HELP.get(name, ""), kind)
+        texts = {key: str(it) for key, it in (labels or {}).items()}
+        self[name].add_sample(name, texts, value)
 
 
-def render(
-    instance: str, now: Snapshot, rates: Rates, log: Iterable[dict[str, Any]], healthy: bool
-) -> str:
-    """The whole page."""
-    page = Exposition()
-    page.add("midair_info", 1, {"instance": instance, "version": __version__})
-    page.add("midair_healthy", int(healthy))
+def families(seen: Seen) -> Families:
+    """Every family with its samples."""
+    page, now = Families(), seen.now
+    page.add("midair_info", 1, {"instance": seen.instance, "version": __version__})
+    page.add("midair_healthy", int(seen.healthy))
     page.add("midair_shared_memory_bytes", now.shared_bytes)
     pending = [conn.pending for conn in now.conns.values()]
     page.add("midair_pending_bytes", sum(pending))
     page.add("midair_pending_bytes_max", max(pending, default=0))
-    page.add("midair_busy_connections", len(rates.busy()))
-    fairness = rates.fairness()
+    page.add("midair_busy_connections", len(seen.rates.busy()))
+    fairness = seen.rates.fairness()
     if fairness is not None:
         page.add("midair_fairness", round(fairness, 6))
     for counts in now.counts.values():
@@ -104,11 +182,11 @@ def render(
         if used is not None:
             page.add("midair_component_cpu_seconds_total", used.cpu_s, labels)
             page.add("midair_component_memory_bytes", used.memory, labels)
-    _add_events(page, log)
-    return page.text()
+    _add_events(page, seen.log)
+    return page
 
 
-def _add_counts(page: Exposition, counts: Counts) -> None:
+def _add_counts(page: Families, counts: Counts) -> None:
     labels = {} if counts.index is None else {"connmgr": counts.index}
     for name, value in counts.totals.items():
         if isinstance(value, list):
@@ -128,7 +206,7 @@ def _add_counts(page: Exposition, counts: Counts) -> None:
             page.add(f"midair_{counts.role}_{name}", value, labels)
 
 
-def _add_events(page: Exposition, log: Iterable[dict[str, Any]]) -> None:
+def _add_events(page: Families, log: Iterable[dict[str, Any]]) -> None:
     """The last of each kind that says how long something took, per component."""
     last: dict[tuple[str, str], float] = {}
     wanted = {
@@ -144,7 +222,3 @@ def _add_events(page: Exposition, log: Iterable[dict[str, Any]]) -> None:
                 last[metric, str(event.get("component"))] = value / 1e3
     for (metric, component), seconds in sorted(last.items()):
         page.add(metric, round(seconds, 6), {"component": component})
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

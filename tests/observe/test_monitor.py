@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from midair import config
 from native.stats import CLOSE_REASONS, REFUSALS
@@ -406,3 +407,23 @@ def test_http_is_spoken_with_care(make_midair: Make) -> None:
     assert get(f"{url}/healthz")[0] == 200
     for sock in silent:
         sock.close()
+
+
+def families(instance: Instance) -> set[str]:
+    """Every metric as `name type labels`, from a parser that is not ours."""
+    _, _, body = get(f"{monitor_of(instance)}/metrics")
+    found = set()
+    for family in text_string_to_metric_families(body):
+        assert family.documentation, family.name
+        for sample in family.samples:
+            found.add(f"{sample.name} {family.type} {','.join(sample.labels)}".rstrip())
+    return found
+
+
+def test_metrics_keep_their_names_types_and_labels(make_midair: Make) -> None:
+    """Dashboards and alerts are written against them: a metric is added or removed on purpose."""
+    instance = make_midair(connmgrs=2, options=WATCHED)
+    listed = Path(__file__).with_name("metrics.txt").read_text()
+    wanted = {line for line in listed.splitlines() if not line.startswith("#")}
+    eventually(lambda: families(instance) >= wanted, "every component has published its figures")
+    assert families(instance) == wanted
