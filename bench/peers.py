@@ -22,6 +22,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
+import psutil
+
 from bench import loadgen
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -77,10 +79,7 @@ def find_program(name: str, missing: str) -> str:
 
 def pss_bytes(pid: int) -> int:
     """Proportional set size of one process: private pages plus its share of shared ones."""
-    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-        if line.startswith("Pss:"):
-            return int(line.split()[1]) * 1024
-    raise PeerError(f"/proc/{pid}/smaps_rollup has no Pss line")
+    return int(psutil.Process(pid).memory_full_info().pss)
 
 
 class Server:

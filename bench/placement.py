@@ -3,7 +3,7 @@
 A sample reads, for every thread, the core it ran on last (field 39 of /proc/PID/task/TID/stat) and
 the CPU time it has used; what it used since the sample before is put down to that core. The kernel
 counts that time in hundredths of a second, so a load of a few milliseconds shows only where its
-threads were.
+threads were. (psutil knows the last core of a process, not of a thread.)
 """
 
 from __future__ import annotations

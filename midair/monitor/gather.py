@@ -8,12 +8,13 @@ no one, and works while a component is away: its last figures are still there.
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from midair import names
 from midair.errors import LayoutError, MissingError, PermissionsError
@@ -23,8 +24,6 @@ from native.census import Census, Sub
 from native.stats import Conn, Counts, Reader
 
 STALE_S = 5.0  # a component at work publishes several times a second
-_TICKS = os.sysconf("SC_CLK_TCK")
-_PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(frozen=True)
@@ -146,15 +145,16 @@ def roles(instance: str) -> Iterator[tuple[str, int | None]]:
 def usage(pid: int) -> Usage | None:
     """Of a process that may be gone."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-        statm = Path(f"/proc/{pid}/statm").read_text().split()
-    except OSError:
+        process = psutil.Process(pid)
+        with process.oneshot():
+            times, memory = process.cpu_times(), process.memory_info()
+    except psutil.Error:
         return None
-    after = stat[stat.rindex(")") + 2 :].split()
-    cpu_s = (int(after[11]) + int(after[12])) / _TICKS
-    with contextlib.suppress(OSError, ValueError):  # ticks miss what runs for less than one
+    cpu_s = times.user + times.system
+    # These are ticks, which miss what runs for less than one; schedstat counts nanoseconds.
+    with contextlib.suppress(OSError, ValueError):
         cpu_s = max(cpu_s, int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9)
-    return Usage(cpu_s, max(0, int(statm[1]) - int(statm[2])) * _PAGE)
+    return Usage(cpu_s, max(0, memory.rss - memory.shared))
 
 
 def shared_bytes(instance: str) -> int:

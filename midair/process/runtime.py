@@ -78,7 +78,10 @@ def locate(instance: str, environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def start_ticks(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot; None if there is no such process."""
+    """When a process started, in clock ticks since boot; None if there is no such process.
+
+    Not psutil's create_time(): it is a time of day, which is another one once the clock was set.
+    """
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
