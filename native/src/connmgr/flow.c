@@ -14,7 +14,7 @@
  * After a crash: the step was committed, or was not. Counts of subscriptions: with the stamp of the
  *               batch of orders that comes next; the step commits `base` with them, so neither a
  *               repeated batch nor one that never came takes anything back.
- * Invariants:
+ * Invariants, of private memory: what is in a segment is as if the router had been asked.
  *   F1  A decision holds while the router has not been told of a subscription since the message it was
  *       made for (`subscribed`). All of them pass here, as there is one connmgr; with several there are
  *       no flows. The slot of one that ended is not given to another without such news.

@@ -21,6 +21,8 @@
  *       are committed, some of its messages may not be relinquished yet.
  *   J6  A sub slot is reused only after the router said it will not be named again; a conn
  *       slot only after the router confirmed the end of its session.
+ * A record that nothing names yet is outside J1: `connmgr_adopt()` and `subtable_add()` fill a
+ * free record with plain stores before the step that makes it count.
  */
 #ifndef MIDAIR_JOURNAL_H
 #define MIDAIR_JOURNAL_H

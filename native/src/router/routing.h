@@ -25,6 +25,9 @@
  *   R6  A message of a mode, a name, each deadline that has passed and each leg that is settled
  *       because a connection ended is a step of its own, or shares one with its like: what the
  *       step reads in the tables is committed.
+ * Whose turn it is in a queue group is derived state of the index. It starts anew with the router,
+ * so R3 does not promise that a repeated step picks the same member. Nothing of the first attempt
+ * was visible to anybody. The same goes for who has been idle longest (modes.h).
  */
 #ifndef MIDAIR_ROUTING_H
 #define MIDAIR_ROUTING_H

@@ -11,16 +11,21 @@
  *               - ledger words: any connmgr, by the rules of ledger.h;
  *               - `freed` and `maybe_free`: any connmgr adds, the owner clears; both are only
  *                 hints about when to look.
- * Invariants:   a message lives while its entry number is below `messages` and its word is
- *               not complete: completing the word is what frees it, there is no second step.
- *               Entries are numbered chunk * ARENA_CHUNK_MESSAGES + n. Those of a chunk have the same
- *               generation as long as it is not taken anew, so handles of messages that follow
- *               each other do too (REF_RUN).
- *               A chunk is reused only after every one of its words was seen complete.
- *               A chunk in a chain holds no entries of its own and lives with its head.
- * After a crash: of the owner, entries at or past `messages` belong to a step that was not
- *               committed: nobody has heard of them. Of anybody, a hint may be missing or
- *               come late: the words are the truth, and arena_sweep finds what was missed.
+ * Entries are numbered chunk * ARENA_CHUNK_MESSAGES + n.
+ * Invariants:
+ *   A1  A message lives while its entry is below `messages` of its chunk and its word is
+ *       not complete. Completing the word frees it: there is no second step that a crash
+ *       could leave out. Entries at or past `messages` belong to a step that did not
+ *       commit.
+ *   A2  A chunk is not handed out while it is open, while a message in it lives, or while
+ *       unparsed bytes of a connection lie in it. A chunk of a chain lives and goes with
+ *       its head.
+ *   A3  No chunk is lost. `freed` and `maybe_free` only say when to look. A hint that a
+ *       crash swallowed is made up for by `arena_sweep()` (256 chunks a second, and all
+ *       before the arena counts as full) and by `arena_pool_recover()`.
+ *   A4  The chunk freed last is taken first, so that the path stays in the cache.
+ *   A5  Entries of a chunk have the same generation as long as it is not taken anew, so the
+ *       handles of messages in a row follow each other: that is how a run names them.
  */
 #ifndef MIDAIR_ARENA_H
 #define MIDAIR_ARENA_H

@@ -4,18 +4,25 @@
  * orders to connmgrs. One batch is one queue message of at most BATCH_BYTES.
  *
  * Ring (outgoing), in the sender's segment: BATCH_RING slots, slot seq % BATCH_RING.
- *   Written by:   the sender alone. `tail` changes by redo (with the step that appended)
- *                 or when a batch is closed for sending; `sent` after mq_send.
- *   Invariants:   batches with sent < seq < tail.seq are closed, complete and unsent;
- *                 batch tail.seq is being filled and committed up to tail.bytes; anything
- *                 past that was appended by a step that has not committed.
- *   After a crash: resend everything after `sent` (the receiver drops what it has seen by
- *                 its sequence number), continue filling at tail.bytes.
- *
- * Inbox (incoming), in the receiver's segment: one buffer that mq_receive writes into.
- *   Before the call the sequence field is cleared. After a crash a sequence equal to
- *   done + 1 means: received, not finished. The page is resident (segment_map populates and
- *   locks it): a process killed inside mq_receive loses the message if it is not.
+ *   `tail` changes by redo (with the step that appended) or when a batch is closed for sending.
+ * Inbox (incoming), in the receiver's segment: one buffer that mq_receive writes into. Its page is
+ *   resident (S5).
+ * Invariants:
+ *   B1  A batch is one queue message of at most BATCH_BYTES, a record at most
+ *       BATCH_RECORD_MAX. The sequence numbers of a ring begin at 1 and grow by 1.
+ *   B2  A ring is written by its sender alone. Batches after `sent` and before the one in
+ *       `tail` are closed, complete and unsent. The one in `tail` is committed up to the
+ *       length there; what lies behind was appended by a step that has not committed.
+ *   B3  `sent` is stored after `mq_send`. After a crash everything after `sent` is sent
+ *       again. The receiver drops a sequence number it has finished. A gap cannot happen;
+ *       it ends the process.
+ *   B4  A process receives into the inbox in its own segment, never into private memory. It
+ *       clears the sequence field before the call. Found equal to done + 1 after a crash,
+ *       it means: received, not finished.
+ *   B5  Nobody waits inside `mq_send`. While references cannot leave, a connmgr stops
+ *       reading its clients. While the ring of a connmgr is full, the router leaves
+ *       references waiting: those with one recipient there, and those with several
+ *       recipients anywhere. It goes on with those of the other connmgrs.
  */
 #ifndef MIDAIR_BATCH_H
 #define MIDAIR_BATCH_H

@@ -7,10 +7,18 @@
  *                 ASSIGNED|ACTIVE -> CLOSED     connmgr (router has confirmed the end)
  *                 ASSIGNED -> FREE   dispatcher (the hand-off was never sent)
  *                 CLOSED -> FREE     dispatcher (reap)
- * Invariants:   uid only grows and is never given twice; a slot's uid changes only
- *               while its state is FREE; connmgr and uid do not change while not FREE.
- * After a crash: state says whose turn it is. A slot ASSIGNED to connmgr N whose hand-off
- *               was lost is found by N in this table and its socket in the keeper.
+ * Invariants:
+ *   T1  A uid is given once in the life of an instance, and uids only grow: the counter
+ *       moves before the uid is used.
+ *   T2  The fields of a slot are written while it is FREE, and published by the one store
+ *       that makes it ASSIGNED. Until it is FREE again they do not change.
+ *   T3  The state of a slot walks a ring, and each step has one writer. Dispatcher: FREE to
+ *       ASSIGNED, CLOSED to FREE, and ASSIGNED back to FREE for a hand-off that was never
+ *       sent, by compare and swap. Connmgr: ASSIGNED to ACTIVE, and ASSIGNED or ACTIVE to
+ *       CLOSED.
+ *   T4  A slot ASSIGNED to a connmgr whose hand-off was lost is found by that connmgr in
+ *       the table when it starts, or sent again by a dispatcher when that starts. The
+ *       socket is in the keeper.
  */
 #ifndef MIDAIR_CONNTABLE_H
 #define MIDAIR_CONNTABLE_H

@@ -5,10 +5,17 @@
  * Created by:   the connmgr that received the message (ledger_init), before anyone else
  *               has seen its handle.
  * Written by:   any connmgr, with ledger_or / ledger_or_redo only.
- * Invariants:   bits are only ever added while a generation lives; `limit` (how many
- *               connmgrs the router touched) is added once, by the holder of the order
- *               that carries it, before or after any of the bits; exactly one call sees
- *               the word become complete, and that caller frees the message.
+ * Invariants (`limit` says how many connmgrs the router touched):
+ *   L1  While a generation lives, bits are only added, by `ledger_or()` and
+ *       `ledger_or_redo()`. Each connmgr adds its own bit; the holder of the order that
+ *       carries the limit adds the limit, or who received the message, before it is
+ *       committed, if no order is needed (F1). Adding the same again changes nothing.
+ *   L2  Whatever the order of these steps, exactly one call sees the word become complete
+ *       (as many bits as the limit says). That call has freed the message, and no earlier
+ *       one.
+ *   L3  A step that may be a repetition compares the generation in the handle with the one
+ *       in the word, in the same atomic operation. A word that was given to a new message
+ *       is left alone.
  * After a crash: a bit may be set twice without harm. A redo may meet a word that has been
  *               freed and given to a new message: ledger_or_redo compares the generation.
  *               26 bits, because chunks are reused last-freed-first: under load one word can

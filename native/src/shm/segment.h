@@ -3,8 +3,22 @@
  * Created by:   the role that owns the segment, under its lease, through posix-ipc; or, from one
  *               of the layout before, by a migration (migrate/migrate.h).
  * Written by:   that creator, once; nobody writes the header again.
- * Invariants:   magic is stored last, so a segment with the right magic is complete.
- * After a crash: a segment without magic was never used; its owner makes it anew.
+ * Invariants, of segments and of the roles that write them:
+ *   S1  Every segment begins with `struct segment_header`: magic, kind, layout version,
+ *       fingerprint of its struct sizes, size. A process that meets anything but what it
+ *       was compiled and configured for says so and ends with LAYOUT_MISMATCH. It never
+ *       guesses.
+ *   S2  The magic is stored last. A segment without it, or of size 0, was never used: it is
+ *       made anew. What is written when a segment is made does not depend on who makes it.
+ *   S3  Every word has one writer role, or is one atomic word with a stated protocol. At
+ *       most one process acts in a role. The role ends with the process, by whatever means
+ *       it ends.
+ *   S4  The router maps its own segments only (routing, statistics): never a body, a ledger
+ *       word or a journal. With `router.user` set the operating system enforces this.
+ *       Without it nothing does.
+ *   S5  Memory that `mq_receive` writes into is resident before the call: `segment_map()`
+ *       faults it in, and locks it if the limit on locked memory allows. A process killed
+ *       inside `mq_receive` while the page is not there loses the message.
  */
 #ifndef MIDAIR_SEGMENT_H
 #define MIDAIR_SEGMENT_H
