@@ -1,7 +1,8 @@
 """Fixtures of all tests: instances of Midair, each with a name of its own, and a leak check.
 
 Whatever the tests start is ended and removed at the end of the session, and the session fails if
-there was anything left to remove.
+there was anything left to remove. Each worker of pytest-xdist is such a session, with names and a
+directory of its own.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from tests.support.instance import (
     processes_of,
     start,
 )
+
+SLOW_S = 1500  # time limit of a slow test; that of the others is in pyproject.toml
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +83,20 @@ def no_leaks() -> Iterator[None]:
         ipc.remove_all(name)
         leaks += [f"{owner}: instance {name} left {what}" for what in found]
     assert not leaks, "\n".join(leaks)
+
+
+def pytest_configure() -> None:
+    """A shell starts a background job with SIGINT ignored, and a process passes that on to those it
+    starts: a test that ends one of them by SIGINT would wait for ever."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The time limit of slow tests, unless they have one of their own."""
+    for item in items:
+        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(SLOW_S))
 
 
 def pytest_report_header() -> str:

@@ -19,6 +19,8 @@ from midair.exits import Exit
 from tests.bench.faulty_server import Faulty, drop
 from tests.support.instance import ROOT, Instance
 
+pytestmark = pytest.mark.slow
+
 Make = Callable[..., Instance]
 QUICK = ("--scale", "0", "--repeat", "1")
 

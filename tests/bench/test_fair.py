@@ -12,6 +12,8 @@ import pytest
 from bench.fair import jain
 from tests.support.instance import ROOT
 
+pytestmark = pytest.mark.slow
+
 
 def test_every_table_once(tmp_path: Path) -> None:
     path = tmp_path / "fair.json"

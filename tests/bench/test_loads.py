@@ -1,6 +1,6 @@
 """The loads with other protocols, wildcards and queue groups: they run, and their checks can fail.
 
-Method: as in test_bench_small.py. Real servers for what must work; for what must be noticed, a
+Method: as in test_small.py. Real servers for what must work; for what must be noticed, a
 server in faulty_server.py that routes by wildcards and groups and does one thing wrong.
 """
 
@@ -18,6 +18,8 @@ import pytest
 from bench import loadgen
 from bench.peers import Mosquitto, NatsServer, Redis, Relay, Server
 from tests.bench.faulty_server import Mixed, MixedFault, Route, Subscription
+
+pytestmark = pytest.mark.slow
 
 CLEAN = {"lost": 0, "duplicated": 0, "reordered": 0, "misrouted": 0, "corrupt": 0}
 MIXED: dict[str, Any] = {

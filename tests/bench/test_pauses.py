@@ -11,9 +11,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from bench.pauses import SMALL, Event, kinds, row, table
 from bench.pauses_clients import Arrivals, Line, take
 from tests.support.instance import ROOT
+
+pytestmark = pytest.mark.slow
 
 
 def test_every_kind_of_event_once(tmp_path: Path) -> None:

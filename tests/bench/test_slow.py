@@ -7,8 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from bench.slow import Result
 from tests.support.instance import ROOT
+
+pytestmark = pytest.mark.slow
 
 
 def test_every_server_once(tmp_path: Path) -> None:

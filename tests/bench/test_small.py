@@ -32,6 +32,8 @@ from tests.bench.faulty_server import (
     truncate,
 )
 
+pytestmark = pytest.mark.slow
+
 LATENCY_NAMES = ("p50_us", "p90_us", "p99_us", "p999_us", "max_us")
 CLEAN = {"lost": 0, "duplicated": 0, "reordered": 0, "misrouted": 0, "corrupt": 0}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import signal
@@ -170,13 +171,15 @@ def stormed(
     """An instance with that many connmgrs under the load of these roles."""
     build = ROOT / "build" / "crash"
     build.mkdir(parents=True, exist_ok=True)
-    made = subprocess.run(
-        [sys.executable, "native/build.py", "--crash-points", "--out", str(build)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    with (build / ".lock").open("w") as lock:  # a test beside this one may be building, too
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        made = subprocess.run(
+            [sys.executable, "native/build.py", "--crash-points", "--out", str(build)],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
     assert made.returncode == 0, made.stderr
     armed = where / "armed"
     with pytest.MonkeyPatch.context() as patch:

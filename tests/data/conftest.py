@@ -10,8 +10,10 @@ from tests.support.instance import Instance, start
 from tests.support.net import ARENA_BYTES, CONFIG, Net
 from tests.support.stream import Inside
 
+CONNMGRS = [1, 2, pytest.param(4, marks=pytest.mark.alone)]
 
-@pytest.fixture(scope="module", params=[1, 2, 4], ids=lambda n: f"{n}connmgr")
+
+@pytest.fixture(scope="module", params=CONNMGRS, ids=lambda n: f"{n}connmgr")
 def running(request: pytest.FixtureRequest) -> Iterator[tuple[Instance, Inside]]:
     connmgrs: int = request.param
     instance = start(request.node.nodeid, CONFIG, "--connmgrs", str(connmgrs))

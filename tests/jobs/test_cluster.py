@@ -23,9 +23,12 @@ from tests.support.instance import ROOT, eventually
 from tests.support.spark import SMALL, read, report_of, run_of
 
 # py4j leaves the closing of its sockets to the garbage collector.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings(
+        "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+    ),
+]
 
 PATIENCE_S = 600
 

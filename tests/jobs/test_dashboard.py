@@ -153,12 +153,14 @@ def test_the_numbers_on_the_page_are_those_of_the_tables(tmp_path: Path) -> None
     assert page.hidden == {"verdict-section", "difference-section"}
 
 
+@pytest.mark.slow
 def test_dark(tmp_path: Path) -> None:
     out, _ = report_of(SMALL)
     page = browse(out / "report.html", tmp_path, "--blink-settings=preferredColorScheme=0")
     assert page.root["data-theme"] == "dark"
 
 
+@pytest.mark.slow
 def test_printed_charts_are_as_wide_as_paper(tmp_path: Path) -> None:
     out, _ = report_of(SMALL)
     text = (out / "report.html").read_text(encoding="utf-8")

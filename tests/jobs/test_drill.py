@@ -7,10 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from midair.drill.clients import Stream
 from midair.drill.command import verdict
 from midair.trace import schema
 from tests.support.instance import ROOT, cli
+
+pytestmark = pytest.mark.slow
 
 PATIENCE_S = 1200  # Spark takes minutes on a machine that has something else to do
 KEPT = {"sent": 10, "delivered": 20, "lost": 0, "doubled": 0, "reordered": 0}

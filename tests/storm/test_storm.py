@@ -32,6 +32,7 @@ STORMS = {
 }
 
 
+@pytest.mark.alone
 @pytest.mark.storm
 @pytest.mark.parametrize("kind", STORMS)
 def test_nothing_is_lost_in_a_storm(kind: str, request: pytest.FixtureRequest) -> None:
