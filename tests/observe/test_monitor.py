@@ -392,14 +392,14 @@ def test_http_is_spoken_with_care(make_midair: Make) -> None:
     for query in ("limit=x", "offset=-1", "sort=beauty", "cid=1.5"):
         status, _, body = get(f"{url}/connz?{query}")
         assert (status, body.count("\n")) == (400, 1)
-    end = b"HTTP/1.1\r\nConnection: close\r\n\r\n"
+    end = b"HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
     assert talk(url, b"POST /varz " + end).startswith(b"HTTP/1.1 405 ")
     head, _, body_of_head = talk(url, b"HEAD /varz " + end).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 200 ")
     assert body_of_head == b""
-    assert talk(url, b"\x00\x01\x02\r\n\r\n").startswith(b"HTTP/1.1 400 ")
-    assert talk(url, b"GET /" + b"x" * 100_000).startswith(b"HTTP/1.1 431 ")
-    twice = talk(url, b"GET /healthz HTTP/1.1\r\n\r\nGET /healthz " + end)
+    assert talk(url, b"\x00\x01\x02\r\n\r\n").startswith(b"HTTP/1.0 400 ")
+    assert talk(url, b"GET /" + b"x" * 100_000).startswith(b"HTTP/1.0 431 ")
+    twice = talk(url, b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\nGET /healthz " + end)
     assert twice.count(b'{\n  "status": "ok"\n}') == 2
     # Who says nothing keeps nobody waiting.
     address = config.split_address(url.removeprefix("http://"))
