@@ -80,12 +80,12 @@ def free_sub(s: Segments, connmgr: int, sid: bytes) -> int:
 def waiting_order(s: Segments) -> Any:
     """The first order of the first batch that connmgr 1 was not sent yet."""
     ring = s.lane(1).orders
-    return s.first_record(s.slot(ring, ring.sent + 1), "order")
+    return s.first_record(s.slot(ring, ring.sent + 1), "order_deliver")
 
 
 def waiting_ref(s: Segments) -> Any:
     ring = s.journals[0].refs
-    return s.first_record(s.slot(ring, ring.sent + 1), "ref")
+    return s.first_record(s.slot(ring, ring.sent + 1), "ref_message")
 
 
 for field, value in (
@@ -183,7 +183,7 @@ def _(s: Segments, _at: Places) -> None:
 
 @breaks("record", "B1", "routing")
 def _(s: Segments, _at: Places) -> None:
-    s.set(waiting_order(s), "count", 60000)
+    s.set(waiting_order(s), "recipients", 60000)
 
 
 @breaks("inbox_gap", "B4", "journal.1")
@@ -244,7 +244,7 @@ def _(s: Segments, _at: Places) -> None:
 @breaks("order_sub", "J6", "routing")
 def _(s: Segments, _at: Places) -> None:
     order = waiting_order(s)
-    assert order.count == 2
+    assert order.recipients == 2
     s.set(order.subs, 1, 900)
 
 

@@ -3,7 +3,7 @@
  * Ending takes shutdown(2): the keeper holds a copy of every descriptor, so closing ours would
  * end nothing. The slot is free again only when the router has confirmed (J6).
  */
-#include "connmgr/connmgr.h"
+#include "connmgr/refer.h"
 #include "base/crash.h"
 
 #include <errno.h>
@@ -219,7 +219,7 @@ int connmgr_connected(struct connmgr *cm, uint32_t slot, uint64_t uid, uint32_t 
     CRASH(CONNECT_TAKEN);
     connmgr_ask(cm, c, ASK_READY);
     if (name_len) /* whether it may be called that is known before the answer to its first PING */
-        connmgr_send_due(cm);
+        refer_due(cm);
     if (c->len)
         input_parse(cm, c);
     else

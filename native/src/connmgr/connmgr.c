@@ -1,5 +1,5 @@
 /* connmgr: opening, the turn, timers. See connmgr.h. */
-#include "connmgr/connmgr.h"
+#include "connmgr/refer.h"
 
 #include <errno.h>
 #include <sys/epoll.h>
@@ -69,7 +69,7 @@ int connmgr_open(const struct connmgr_conf *conf, struct journal *journal, struc
     cm->seg_free = reserve((uint64_t)segs * 4);
     cm->block_free = reserve((uint64_t)journal->blocks * 4);
     cm->block_users = reserve((uint64_t)journal->blocks * 2);
-    cm->let_go = reserve(BATCH_BYTES / sizeof(struct order) * sizeof(struct let_go));
+    cm->let_go = reserve(BATCH_BYTES / ORDER_BYTES_MIN * sizeof(struct let_go));
     cm->scratch = reserve(segs > 4 * CONNMGR_RECV_MAX ? segs : 4 * CONNMGR_RECV_MAX);
     cm->epoll = epoll_create1(EPOLL_CLOEXEC);
     cm->epoll_in = epoll_create1(EPOLL_CLOEXEC);
@@ -160,45 +160,6 @@ struct connmgr_event *connmgr_event(struct connmgr *cm, uint32_t type, const str
 
 /* ---- the turn ---- */
 
-/* References that no client frame brings: sent as soon as the ring has room. */
-void connmgr_send_due(struct connmgr *cm)
-{
-    while (cm->sub_due_count && batch_out_room(&cm->refs) > 1) {
-        uint32_t sub = cm->sub_due[--cm->sub_due_count];
-        uint32_t bytes = ref_bytes(8, 0);
-
-        if (!(cm->subs[sub].word & SUB_DYING))
-            continue;
-        struct ref *r = batch_out_append(&cm->refs, bytes, cm->now_ns);
-
-        *r = (struct ref){.type = REF_UNSUBSCRIBE, .text_len = 8, .bytes = (uint16_t)bytes,
-                          .conn = (uint32_t)cm->subs[sub].word, .handle = sub_handle(cm, sub)};
-        memset(r->text, 0, 8);
-    }
-    slow_send_holds(cm);
-    while (cm->asked_first != CONNMGR_NONE && batch_out_room(&cm->refs) > 1) {
-        struct conn *c = &cm->conns[cm->asked_first];
-        uint8_t ask = c->asked & ASK_CLOSE ? ASK_CLOSE : c->asked & ASK_OPEN ? ASK_OPEN : ASK_READY;
-        const char *text = ask == ASK_OPEN ? cm->table->slots[c->slot].ip : ask == ASK_READY ? cm->recs[c->slot].name : "";
-        uint32_t len = (uint32_t)strlen(text), bytes = ref_bytes(len, 0);
-        struct ref *r = batch_out_append(&cm->refs, bytes, cm->now_ns);
-
-        *r = (struct ref){.type = ask == ASK_OPEN ? REF_OPEN : ask == ASK_READY ? REF_READY : REF_CLOSE,
-                          .text_len = (uint16_t)len, .bytes = (uint16_t)bytes, .conn = c->slot,
-                          .flags = ask == ASK_READY && len ? REF_MODE : 0,
-                          .size = c->options, .handle = c->uid};
-        memcpy(r->text, text, len);
-        c->asked = ask == ASK_CLOSE ? 0 : c->asked & (uint8_t)~ask;
-        if (c->asked)
-            continue;
-        cm->asked_first = c->next_asked;
-        if (cm->asked_first == CONNMGR_NONE)
-            cm->asked_last = CONNMGR_NONE;
-    }
-    batch_out_put(&cm->refs, &cm->redo);
-    redo_commit(&cm->redo);
-}
-
 static uint64_t work_in(const struct connmgr *cm) { return spin_work(cm->stats.messages_in, cm->stats.bytes_in); }
 static uint64_t work_out(const struct connmgr *cm) { return spin_work(cm->stats.messages_out, cm->stats.bytes_out); }
 
@@ -255,13 +216,12 @@ static int read_ready(struct connmgr *cm)
             cm->ready_count = 0;
     }
     for (; cm->ready_at < cm->ready_count; cm->ready_at++) {
-        if (cm->event_count > CONNMGR_EVENTS_MAX / 2 || batch_out_room(&cm->refs) <= BATCH_RING - CONNMGR_REFS_AHEAD ||
-            cm->made > most)
+        if (cm->event_count > CONNMGR_EVENTS_MAX / 2 || !refer_have_room(cm) || cm->made > most)
             break;
         struct conn *c = &cm->conns[cm->ready[cm->ready_at].data.u32];
 
         (void)input_read(cm, c);
-        (void)batch_out_send(&cm->refs, BATCH_CLOSED, cm->now_ns);
+        (void)refer_send(cm, REFER_READING);
         count++;
     }
     return count;
@@ -286,7 +246,7 @@ static void read_on(struct connmgr *cm)
 /* Reading clients is what stops when anything is full; nothing else does. */
 static void arm(struct connmgr *cm)
 {
-    int in = batch_out_room(&cm->refs) > BATCH_RING - CONNMGR_REFS_AHEAD;
+    int in = refer_have_room(cm);
 
     if (in != cm->in_armed) {
         struct epoll_event ev = {.events = in ? EPOLLIN : 0, .data.u32 = TAG_IN};
@@ -384,7 +344,7 @@ static int one_round(struct connmgr *cm, int sleep_ms)
     for (int i = 0; i < n; i++) {
         uint32_t tag = evs[i].data.u32;
 
-        if (tag < 32 && tag < TAG_USER)
+        if (tag < TAG_USER)
             ready |= 1 << tag;
         else
             connmgr_event(cm, EVENT_FD, NULL, (int)(tag - TAG_USER));
@@ -397,8 +357,8 @@ static int one_round(struct connmgr *cm, int sleep_ms)
     if (ready & 1 << TAG_OUT)
         write_ready(cm);
     output_flush(cm);
-    if (cm->sub_due_count || cm->asked_first != CONNMGR_NONE || cm->holds_due_count)
-        connmgr_send_due(cm);
+    if (refer_any_due(cm))
+        refer_due(cm);
     if (held_any(cm))
         held_retry(cm);
     if (stalled_any(cm))
@@ -409,7 +369,7 @@ static int one_round(struct connmgr *cm, int sleep_ms)
     if (TRACE_IF(cm->trace.on))
         trace_round(cm);
     over = flood_is_over(cm);
-    wrote = batch_out_send(&cm->refs, over ? BATCH_EMPTY : BATCH_FILLED, cm->now_ns);
+    wrote = refer_send(cm, over ? REFER_FLOOD_OVER : REFER_ROUND);
     if (wrote > 0 && !over)
         cm->asking = 1;
     cm->stats.turns++;
@@ -424,8 +384,8 @@ static int has_work(const struct connmgr *cm)
         return 1;
     if (cm->refs.blocked)
         return 0;
-    return cm->stalled_more || (cm->stalled_ring && frames_have_room(cm)) || cm->sub_due_count ||
-           cm->holds_due_count || cm->asked_first != CONNMGR_NONE || (cm->journal->refs.tail & 0xffff) > BATCH_HEAD;
+    return cm->stalled_more || (cm->stalled_ring && refer_have_room(cm)) || refer_any_due(cm) ||
+           (cm->journal->refs.tail & 0xffff) > BATCH_HEAD;
 }
 
 int connmgr_turn(struct connmgr *cm, int timeout_ms)

@@ -13,6 +13,7 @@
  *   held.c        connections that wait for their rate or for a consumer
  *   slow.c        consumers that do not read
  *   frames.c      frames to references
+ *   refer.c       the references themselves, and when they leave
  *   output.c      segments and blocks of pending output, writing
  *   orders.c      a batch of orders: one step, and relinquishing
  *   deliver.c     messages to the output of those who get them
@@ -26,6 +27,7 @@
 #define MIDAIR_CONNMGR_H
 
 #include "base/api.h"
+#include "base/trace_if.h"
 #include "shm/arena.h"
 #include "protocol/nats/codec_nats.h"
 #include "shm/conntable.h"
@@ -33,6 +35,8 @@
 #include "base/sockpos.h"
 #include "base/spin.h"
 #include "observe/trace.h"
+#include "shm/load.h"
+#include "shm/records.h"
 
 #include <sys/epoll.h>
 
@@ -295,7 +299,7 @@ struct connmgr {
 
     uint32_t dirty_first, flush_first, marked_first, asked_first, asked_last;
     uint64_t made;       /* bytes for clients since the start */
-    struct ref *repeatable; /* of the frame being parsed, if such as follow may join it */
+    struct ref_message *repeatable; /* of the frame being parsed, if such as follow may join it */
     struct let_go *let_go;
     uint32_t let_go_count;
     uint8_t *scratch;
@@ -349,7 +353,6 @@ API uint32_t connmgr_slots(const struct connmgr *cm);
 API int connmgr_socket(const struct connmgr *cm, uint32_t slot, uint64_t *ret_uid);
 
 /* ---- between the C files ---- */
-static inline struct conn *connmgr_conn(struct connmgr *cm, uint32_t slot) { return &cm->conns[slot]; }
 struct connmgr_event *connmgr_event(struct connmgr *cm, uint32_t type, const struct conn *c, int code);
 void connmgr_end(struct connmgr *cm, struct conn *c, int reason);
 void connmgr_reset(struct conn *c, uint32_t slot);
@@ -381,7 +384,6 @@ void stalled_retry(struct connmgr *cm);
 void stalled_compact(struct connmgr *cm);
 void input_commit(struct connmgr *cm, struct conn *c);
 uint8_t *input_bytes(struct connmgr *cm, const struct conn *c);
-int frames_have_room(const struct connmgr *cm);
 int frames_parse(struct connmgr *cm, struct conn *c);
 int frames_parse_chain(struct connmgr *cm, struct conn *c);
 void frames_refuse(struct connmgr *cm, struct conn *c, int error);
@@ -417,7 +419,6 @@ int slow_may_deliver(struct connmgr *cm, struct conn *c, uint64_t handle);
 void slow_end(struct connmgr *cm, struct conn *c, int reason); /* tells it and closes it */
 void slow_written(struct connmgr *cm, struct conn *c); /* some of what waited was taken */
 void slow_recover(struct connmgr *cm, struct conn *c);
-void slow_send_holds(struct connmgr *cm);
 
 int orders_process(struct connmgr *cm, const struct batch *b);
 
@@ -440,17 +441,16 @@ uint32_t deliver_orders(struct connmgr *cm, const struct batch *b, uint32_t at, 
  * router wrote); NULL: it gets nothing more. */
 struct conn *deliver_recipient(struct connmgr *cm, uint32_t sub, uint32_t stamp, uint64_t handle);
 /* Delivers the message of an order with another subject or reply than it was published with. */
-void deliver_as(struct connmgr *cm, const struct order *o, const struct order_mode *as, uint32_t stamp);
-void deliver_no_responders(struct connmgr *cm, const struct order *o, uint32_t stamp);
+void deliver_as(struct connmgr *cm, const struct order_mode *o, uint32_t stamp);
+void deliver_no_responders(struct connmgr *cm, const struct order_no_responders *o, uint32_t stamp);
 
 /* 1: the message is of a mode, or to a subject of ours. `headers`: bytes of them to look at. */
 int modes_recognise(const uint8_t *p, const struct nats_frame *f, uint32_t headers, uint64_t now_ns,
                     struct ref_mode *ret_mode);
-void modes_deliver(struct connmgr *cm, const struct order *o, uint32_t stamp);
-void modes_text(struct connmgr *cm, const struct order *o, uint32_t stamp);
-void modes_name_taken(struct connmgr *cm, const struct order *o);
-void modes_name_taken_late(struct connmgr *cm, const struct order *o);
-void connmgr_send_due(struct connmgr *cm);
+void modes_deliver(struct connmgr *cm, const struct order_mode *o, uint32_t stamp);
+void modes_text(struct connmgr *cm, const struct order_text *o, uint32_t stamp);
+void modes_name_taken(struct connmgr *cm, const struct order_conn *o);
+void modes_name_taken_late(struct connmgr *cm, const struct order_conn *o);
 
 uint32_t subtable_find(struct connmgr *cm, uint32_t conn, const uint8_t *sid, uint32_t len);
 uint32_t subtable_add(struct connmgr *cm, struct conn *c, const uint8_t *sid, uint32_t len, int plain);

@@ -16,7 +16,7 @@
 #include "base/crash.h"
 #include "base/put.h"
 
-#define RUN_ORDERS (BATCH_BYTES / sizeof(struct order))
+#define RUN_ORDERS (BATCH_BYTES / ORDER_BYTES_MIN)
 #define PREFETCH_ORDERS 8u /* how far ahead subscriptions are fetched: they may be many */
 #define SHARE_BYTES (JOURNAL_BLOCK_BYTES / 16 * 11) /* fewer would waste blocks if somebody is slow */
 #define SHARE_BLOCKS 8u /* of RUN_BYTES and a frame, each block half full at least */
@@ -254,9 +254,9 @@ static int run_add(struct connmgr *cm, struct run *run, uint64_t handle)
 
 static inline int same_recipients(const uint32_t *subs, uint32_t count, const struct order *o)
 {
-    if (o->count != count)
+    if (order_recipients(o) != count)
         return 0;
-    return count == 1 ? *order_subs(o) == *subs : memcmp(o->subs, subs, count * 4u) == 0;
+    return count == 1 ? *order_subs(o) == *subs : memcmp(order_subs(o), subs, count * 4u) == 0;
 }
 
 /* A connection that is named twice gets each message twice before the next one: not in a run. */
@@ -289,14 +289,14 @@ static void place_next(const struct order *o, struct place *p)
 }
 
 /* Adds messages of the ORDER_RUN at the place, as many as go; 0: the run ends before the end of it. */
-static int run_add_run(struct connmgr *cm, struct run *run, const struct order *o, struct place *p)
+static int run_add_run(struct connmgr *cm, struct run *run, const struct order_run *o, struct place *p)
 {
-    for (uint32_t before = run->count; p->done < o->one; p->done++) {
-        if (run->count == RUN_ORDERS || run->bytes >= RUN_BYTES || !run_add(cm, run, o->handle + p->done))
+    for (uint32_t before = run->count; p->done < o->messages; p->done++) {
+        if (run->count == RUN_ORDERS || run->bytes >= RUN_BYTES || !run_add(cm, run, o->first + p->done))
             return 0;
         run->frames[run->count - 1].alike = run->count > before + 1;
     }
-    p->at += order_run_bytes(o->count);
+    p->at += order_run_bytes(o->recipients);
     p->done = 0;
     return 1;
 }
@@ -307,22 +307,22 @@ static void run_collect(struct connmgr *cm, struct run *run, const struct batch 
 {
     const struct order *first = batch_order(b, p->at), *o = first;
     const uint32_t *subs = order_subs(first);
-    uint32_t count = first->count, single = order_list_bytes(count);
+    uint32_t count = order_recipients(first), single = order_deliver_bytes(count);
 
     run->first = first; /* field by field: most of the frames will not be used */
     run->count = run->headers = 0;
     run->bytes = 0;
     if (first->type & ORDER_MORE || (count > 1 && !each_once(cm, subs, count))) {
-        if (run_add(cm, run, first->handle + p->done))
+        if (run_add(cm, run, order_handle(first) + p->done))
             place_next(first, p);
         return;
     }
     while (run->count < RUN_ORDERS && run->bytes < RUN_BYTES) {
         if (o->type == ORDER_DELIVER) {
-            if (!run_add(cm, run, o->handle))
+            if (!run_add(cm, run, order_handle(o)))
                 return;
             p->at += single;
-        } else if (!run_add_run(cm, run, o, p)) {
+        } else if (!run_add_run(cm, run, (const struct order_run *)o, p)) {
             return;
         }
         if (p->at + single > b->bytes)
@@ -453,14 +453,14 @@ static void made_give(struct connmgr *cm, struct conn *c, const struct made *m)
 
 static void run_deliver(struct connmgr *cm, const struct run *run, uint32_t stamp)
 {
-    const struct order *o = run->first;
-    const uint32_t *subs = order_subs(o);
+    const uint32_t *subs = order_subs(run->first);
+    uint32_t count = order_recipients(run->first);
     struct made made;
 
     made.of = NULL; /* field by field, as above */
     made.count = 0;
 
-    for (uint32_t i = 0; i < o->count; i++) {
+    for (uint32_t i = 0; i < count; i++) {
         struct sub_rec *s = &cm->subs[subs[i]];
         struct conn *c = &cm->conns[(uint32_t)s->word];
 
@@ -472,7 +472,7 @@ static void run_deliver(struct connmgr *cm, const struct run *run, uint32_t stam
         count_deliveries(s, run->count, stamp);
         uint64_t end = c->end;
 
-        if (o->count == 1) {
+        if (count == 1) {
             run_write(cm, c, s, run);
         } else {
             if (!made.of || made.of->sid_len != s->sid_len || memcmp(made.of->sid, s->sid, s->sid_len) != 0)
@@ -490,9 +490,9 @@ static void run_deliver(struct connmgr *cm, const struct run *run, uint32_t stam
 /* Most orders are for one recipient and of one size; fetching what is none harms nobody. */
 static inline void prefetch_ahead(const struct connmgr *cm, const struct batch *b, uint32_t at)
 {
-    at += PREFETCH_ORDERS * (uint32_t)sizeof(struct order);
+    at += PREFETCH_ORDERS * ORDER_BYTES_MIN;
     if (at < b->bytes)
-        __builtin_prefetch(&cm->subs[batch_order(b, at)->one], 1);
+        __builtin_prefetch(&cm->subs[((const struct order_deliver *)batch_order(b, at))->only], 1);
 }
 
 uint32_t deliver_orders(struct connmgr *cm, const struct batch *b, uint32_t at, uint32_t stamp)
@@ -503,23 +503,23 @@ uint32_t deliver_orders(struct connmgr *cm, const struct batch *b, uint32_t at, 
     prefetch_ahead(cm, b, at);
     do {
         const struct order *o = batch_order(b, p.at);
-        uint64_t handle = o->handle + p.done;
+        uint64_t handle = order_handle(o) + p.done;
 
         run_collect(cm, &run, b, &p);
         if (run.count) {
             run_deliver(cm, &run, stamp);
             continue;
         }
-        for (uint32_t i = 0; i < o->count; i++)
+        for (uint32_t i = 0; i < order_recipients(o); i++)
             deliver_one(cm, order_subs(o)[i], handle, stamp);
         place_next(o, &p);
     } while (p.done);
     return p.at;
 }
 
-void deliver_as(struct connmgr *cm, const struct order *o, const struct order_mode *as, uint32_t stamp)
+void deliver_as(struct connmgr *cm, const struct order_mode *o, uint32_t stamp)
 {
-    struct conn *c = deliver_recipient(cm, o->one, stamp, o->handle);
+    struct conn *c = deliver_recipient(cm, o->sub, stamp, o->handle);
     struct delivery d;
 
     if (!c)
@@ -527,30 +527,30 @@ void deliver_as(struct connmgr *cm, const struct order *o, const struct order_mo
     describe(cm, o->handle, &d);
     struct arena_entry entry = *d.entry;
 
-    if (as->subject_len) {
-        entry.subject_len = as->subject_len;
-        d.subject = (const uint8_t *)as->text;
+    if (o->subject_len) {
+        entry.subject_len = o->subject_len;
+        d.subject = (const uint8_t *)o->text;
     }
-    if (as->reply_len) {
-        entry.reply_len = as->reply_len;
-        d.reply = (const uint8_t *)as->text + as->subject_len;
+    if (o->reply_len) {
+        entry.reply_len = o->reply_len;
+        d.reply = (const uint8_t *)o->text + o->subject_len;
     }
     d.entry = &entry;
-    deliver_made(cm, c, &cm->subs[o->one], &d);
+    deliver_made(cm, c, &cm->subs[o->sub], &d);
     if (TRACE_IF(cm->trace.on))
         trace_deliver(cm, c, (struct trace_part){.handle = o->handle, .end = c->end, .count = 1});
 }
 
 /* "Nobody is listening": a status frame to the sender's own subscription. */
-void deliver_no_responders(struct connmgr *cm, const struct order *o, uint32_t stamp)
+void deliver_no_responders(struct connmgr *cm, const struct order_no_responders *o, uint32_t stamp)
 {
-    struct conn *c = deliver_recipient(cm, o->one, stamp, o->handle);
+    struct conn *c = deliver_recipient(cm, o->sub, stamp, o->handle);
     struct delivery d;
 
     if (!c)
         return;
     describe(cm, o->handle, &d);
-    const struct sub_rec *s = &cm->subs[o->one];
+    const struct sub_rec *s = &cm->subs[o->sub];
     uint8_t *at = output_reserve(cm, c, 8 + d.entry->reply_len + s->sid_len + 32), *to = at;
 
     to = put_text(to, "HMSG ", 5);

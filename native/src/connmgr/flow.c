@@ -59,10 +59,11 @@ void flow_asked(struct connmgr *cm, struct conn *c, const struct flow_mark *m, u
 static void remember(struct connmgr *cm, struct conn *c, const struct order *o, const struct arena_entry *e)
 {
     const uint32_t *subs = order_subs(o);
+    uint32_t count = order_recipients(o);
 
-    if (!o->count || o->count > FLOW_SUBS_MAX || e->subject_len > FLOW_SUBJECT_MAX)
+    if (!count || count > FLOW_SUBS_MAX || e->subject_len > FLOW_SUBJECT_MAX)
         return;
-    for (uint32_t i = 0; i < o->count; i++)
+    for (uint32_t i = 0; i < count; i++)
         if (!(cm->subs[subs[i]].word & SUB_PLAIN)) /* F2 */
             return;
     struct flow *f = &cm->flows[c->slot];
@@ -71,8 +72,8 @@ static void remember(struct connmgr *cm, struct conn *c, const struct order *o, 
     f->subscribed = cm->subscribed;
     f->subject_len = e->subject_len;
     memcpy(f->subject, arena_data(cm->pool.arena, e->chunk) + e->subject, e->subject_len);
-    f->count = o->count;
-    memcpy(f->subs, subs, o->count * 4u);
+    f->count = (uint16_t)count;
+    memcpy(f->subs, subs, count * 4u);
 }
 
 void flow_learn(struct connmgr *cm, const struct batch *b, uint32_t last_at)
@@ -85,7 +86,7 @@ void flow_learn(struct connmgr *cm, const struct batch *b, uint32_t last_at)
         at += order_bytes(o);
         if (!order_has_message(o) || o->type & ORDER_MORE)
             continue;
-        uint64_t last = o->handle + order_messages(o) - 1;
+        uint64_t last = order_handle(o) + order_messages(o) - 1;
         const struct arena_entry *e = &arena_entries(cm->pool.arena)[handle_entry(last)];
         struct conn *c = &cm->conns[e->conn];
 
@@ -130,7 +131,7 @@ static const struct ref *next_ref(const struct connmgr *cm, struct place *p)
     }
     if (p->seq == o->seq && p->at == o->bytes)
         return NULL;
-    const struct ref *r = (const struct ref *)((const char *)b + p->at);
+    const struct ref *r = batch_ref(b, p->at);
 
     p->at += r->bytes;
     return r;
@@ -143,8 +144,10 @@ static enum flow_bodies all_of_flow(const struct connmgr *cm, const struct flow 
 {
     int bodies = 0;
 
-    for (const struct ref *r; (r = next_ref(cm, &p));) {
-        if (r->type != REF_MESSAGE || r->flags & REF_MODE || r->text_len != f->subject_len ||
+    for (const struct ref *head; (head = next_ref(cm, &p));) {
+        const struct ref_message *r = (const struct ref_message *)head;
+
+        if (r->type != REF_MESSAGE || r->flags & REF_MODE || r->subject_len != f->subject_len ||
             memcmp(r->text, f->subject, f->subject_len) != 0)
             return FLOW_NONE;
         bodies |= r->size / ref_messages(r) > CONNMGR_COPY_MAX ? FLOW_KEPT : FLOW_COPIED;
@@ -162,21 +165,26 @@ static void set_limits(struct connmgr *cm, uint32_t chunk, uint32_t first)
 }
 
 /* Appends the order that the router would have given. */
-static void append_order(struct batch *b, const struct flow *f, const struct ref *r)
+static void append_order(struct batch *b, const struct flow *f, const struct ref_message *r)
 {
-    struct order *o = (struct order *)((char *)b + b->bytes);
+    void *at = (char *)b + b->bytes;
     uint32_t messages = ref_messages(r);
 
-    *o = (struct order){.type = ORDER_DELIVER, .limit = 1, .count = f->count, .handle = r->handle};
     if (messages > 1) {
-        o->type = ORDER_RUN;
-        o->one = messages;
-    }
-    if (messages == 1 && f->count == 1)
-        o->one = f->subs[0];
-    else
+        struct order_run *o = at;
+
+        *o = (struct order_run){.type = ORDER_RUN, .limit = 1, .recipients = f->count, .messages = messages, .first = r->handle};
         memcpy(o->subs, f->subs, f->count * 4u);
-    b->bytes += order_bytes(o);
+        b->bytes += order_run_bytes(f->count);
+    } else {
+        struct order_deliver *o = at;
+
+        *o = (struct order_deliver){.type = ORDER_DELIVER, .limit = 1, .recipients = f->count, .only = f->subs[0],
+                                    .handle = r->handle};
+        if (f->count > 1)
+            memcpy(o->subs, f->subs, f->count * 4u);
+        b->bytes += order_deliver_bytes(f->count);
+    }
 }
 
 static void deliver_all(struct connmgr *cm, struct batch *b)
@@ -194,7 +202,7 @@ static void deliver_flow(struct connmgr *cm, const struct flow *f, struct place 
     for (const struct ref *r; (r = next_ref(cm, &p));) {
         if (b->bytes + order_run_bytes(f->count) > BATCH_BYTES)
             deliver_all(cm, b);
-        append_order(b, f, r);
+        append_order(b, f, (const struct ref_message *)r);
     }
     deliver_all(cm, b);
     for (uint32_t i = 0; i < f->count; i++) {

@@ -8,39 +8,12 @@
  * of the frame before are not parsed again: their messages join its reference, which becomes a run
  * (take_repeats).
  */
-#include "connmgr/connmgr.h"
+#include "connmgr/refer.h"
 
 struct nats_limits frames_limits(const struct connmgr *cm, const struct conn *c)
 {
     return (struct nats_limits){cm->conf.max_control_line, cm->conf.max_payload,
                                 (c->options & CONN_PEDANTIC) != 0, (c->options & CONN_HEADERS) != 0};
-}
-
-/* Room for the references of any one frame: a reading connmgr stops well before the ring
- * is full, so that this fails only while the router is away. */
-int frames_have_room(const struct connmgr *cm)
-{
-    return batch_out_room(&cm->refs) > BATCH_RING - CONNMGR_REFS_AHEAD;
-}
-
-static struct ref *append_ref(struct connmgr *cm, const struct conn *c, uint8_t type, uint64_t handle,
-                              const void *text, uint32_t len, const void *text2, uint32_t len2)
-{
-    uint32_t bytes = ref_bytes(len, len2);
-    struct ref *r = batch_out_append(&cm->refs, bytes, cm->now_ns);
-
-    r->type = type;
-    r->flags = 0;
-    r->text_len = (uint16_t)len;
-    r->text2_len = (uint16_t)len2;
-    r->bytes = (uint16_t)bytes;
-    r->conn = c->slot;
-    r->size = 0;
-    r->handle = handle;
-    memcpy(r->text, text, len);
-    if (len2)
-        memcpy(r->text + len, text2, len2);
-    return r;
 }
 
 /* Whether it may be a message of a mode: has headers, or a subject that begins like ours. */
@@ -62,21 +35,14 @@ static void add_mode(struct connmgr *cm, struct conn *c, const uint8_t *p, const
         headers = MODES_HEADER_MAX;
     int has = modes_recognise(p, f, headers, cm->now_ns, &mode);
     int ask = f->reply_len && (has || c->options & CONN_NO_RESPONDERS);
-    uint32_t reply = ask ? f->reply_len : 0, bytes = ref_bytes(f->subject_len, reply);
-    struct ref *r = batch_out_append(&cm->refs, bytes + (has ? (uint32_t)sizeof(mode) : 0), cm->now_ns);
+    struct refer_texts texts = {p + f->subject, p + f->reply, f->subject_len, ask ? f->reply_len : 0};
+    uint8_t flags = (uint8_t)((ask ? REF_REPLY : 0) | (ask && c->options & CONN_NO_RESPONDERS ? REF_NO_RESPONDERS : 0) |
+                              (c->options & CONN_NO_ECHO ? REF_NO_ECHO : 0));
 
-    *r = (struct ref){.type = REF_MESSAGE, .text_len = f->subject_len, .text2_len = (uint16_t)reply,
-                      .bytes = (uint16_t)(bytes + (has ? sizeof(mode) : 0)), .conn = c->slot,
-                      .size = f->total_len, .handle = handle,
-                      .flags = (uint8_t)((ask ? REF_REPLY : 0) | (has ? REF_MODE : 0) |
-                                         (ask && c->options & CONN_NO_RESPONDERS ? REF_NO_RESPONDERS : 0) |
-                                         (c->options & CONN_NO_ECHO ? REF_NO_ECHO : 0))};
-    memcpy(r->text, p + f->subject, f->subject_len);
-    memcpy(r->text + f->subject_len, p + f->reply, reply);
-    if (has) {
-        memcpy(r->text + batch_pad(f->subject_len + reply), &mode, sizeof(mode));
-        cm->modes++;
-    }
+    if (has)
+        refer_mode(cm, c, handle, f->total_len, flags, &texts, &mode);
+    else
+        (void)refer_message(cm, c, handle, f->total_len, flags, &texts, 0);
 }
 
 static inline void fill_entry(const struct connmgr *cm, const struct conn *c, struct arena_entry *e,
@@ -115,14 +81,12 @@ static int take_message(struct connmgr *cm, struct conn *c, const uint8_t *p, co
     }
     /* The router needs the reply subject only to tell a sender that nobody listens. */
     int ask = f->reply_len && c->options & CONN_NO_RESPONDERS;
-    struct ref *r = append_ref(cm, c, REF_MESSAGE, handle, p + f->subject, f->subject_len,
-                               p + f->reply, ask ? f->reply_len : 0);
+    struct refer_texts texts = {p + f->subject, p + f->reply, f->subject_len, ask ? f->reply_len : 0};
+    uint8_t flags = (uint8_t)((ask ? REF_REPLY | REF_NO_RESPONDERS : 0) | (c->options & CONN_NO_ECHO ? REF_NO_ECHO : 0));
+    struct ref_message *r = refer_message(cm, c, handle, f->total_len, flags, &texts, 0);
 
     if (f->flags == NATS_FLAG_USUAL && !f->reply_len)
         cm->repeatable = r;
-    r->size = f->total_len;
-    r->flags = (uint8_t)((ask ? REF_REPLY | REF_NO_RESPONDERS : 0) |
-                         (c->options & CONN_NO_ECHO ? REF_NO_ECHO : 0));
     return 1;
 }
 
@@ -141,7 +105,6 @@ static inline int is_repeat(const uint8_t *p, uint32_t len, const struct nats_fr
 static uint32_t take_repeats(struct connmgr *cm, struct conn *c, const uint8_t *p, const struct nats_frame *f)
 {
     struct arena *a = cm->pool.arena;
-    struct ref *r = cm->repeatable;
     uint32_t n = cm->chunk_messages[c->chunk], first = n, bytes = (uint32_t)f->bytes, at = c->at, left = c->len;
     uint32_t base = c->chunk * ARENA_CHUNK_MESSAGES;
 
@@ -156,9 +119,7 @@ static uint32_t take_repeats(struct connmgr *cm, struct conn *c, const uint8_t *
 
     if (!taken) /* the chunk has no entry left */
         return 0;
-    r->text2_len = (uint16_t)(taken + 1);
-    r->flags |= REF_RUN;
-    r->size += taken * f->total_len;
+    refer_join(cm->repeatable, taken, f->total_len);
     cm->chunk_messages[c->chunk] = n;
     cm->stats.messages_in += taken;
     c->in_pos += left - c->len;
@@ -198,9 +159,7 @@ static void subscribe(struct connmgr *cm, struct conn *c, const uint8_t *p, cons
             c->ending = CLOSE_SUBSCRIPTIONS + 1;
             return;
         }
-        append_ref(cm, c, REF_SUBSCRIBE, sub_handle(cm, sub), p + f->subject, f->subject_len,
-                   p + f->queue, f->queue_len);
-        cm->subscribed++;
+        refer_subscribe(cm, c, sub, p + f->subject, f->subject_len, p + f->queue, f->queue_len);
     }
     if (c->options & CONN_VERBOSE)
         say(cm, c, "+OK\r\n");
@@ -223,7 +182,7 @@ static void unsubscribe(struct connmgr *cm, struct conn *c, const uint8_t *p, co
             max = 0;
             subtable_die(cm, sub);
         }
-        append_ref(cm, c, REF_UNSUBSCRIBE, sub_handle(cm, sub), &max, 8, NULL, 0);
+        refer_unsubscribe(cm, c->slot, sub, max);
     }
     if (c->options & CONN_VERBOSE)
         say(cm, c, "+OK\r\n");
@@ -250,7 +209,7 @@ static int handle_frame(struct connmgr *cm, struct conn *c, const uint8_t *p, co
         return 1;
     case NATS_PING:
         /* The answer comes by way of the router, behind everything this client said. */
-        append_ref(cm, c, REF_PING, c->uid, "", 0, NULL, 0);
+        refer_ping(cm, c);
         if (c->options & CONN_VERBOSE) {
             c->awaiting = 1;
             redo_put(&cm->redo, &cm->recs[c->slot].phase, c->phase | c->options | CONN_AWAITING);
@@ -309,7 +268,7 @@ int frames_parse(struct connmgr *cm, struct conn *c)
     struct nats_frame f;
 
     while (c->len) {
-        if (!frames_have_room(cm) || cm->redo.count >= REDO_PAIRS_SOFT)
+        if (!refer_have_room(cm) || cm->redo.count >= REDO_PAIRS_SOFT)
             return 1;
         int whole = nats_parse(p, c->len, &limits, &f);
 

@@ -15,7 +15,7 @@
  * references in the ring, answers in the output, the subscription words, the entries given
  * out, and the position in the stream (input_commit).
  */
-#include "connmgr/connmgr.h"
+#include "connmgr/refer.h"
 #include "base/crash.h"
 
 #include <errno.h>
@@ -442,7 +442,7 @@ void input_parse(struct connmgr *cm, struct conn *c)
     if (c->chained) {
         if (c->len < c->need)
             return;
-        int done = frames_have_room(cm) ? frames_parse_chain(cm, c) : 0;
+        int done = refer_have_room(cm) ? frames_parse_chain(cm, c) : 0;
 
         if (done < 0) {
             frames_refuse(cm, c, done);

@@ -15,15 +15,13 @@
 
 static const char name_taken[] = "-ERR 'Client Name Taken'\r\n";
 
-void modes_deliver(struct connmgr *cm, const struct order *o, uint32_t stamp)
+void modes_deliver(struct connmgr *cm, const struct order_mode *o, uint32_t stamp)
 {
-    const struct order_mode *as = (const struct order_mode *)o->subs;
-
-    if (!as->deadline_ns || cm->now_ns < as->deadline_ns)
-        deliver_as(cm, o, as, stamp);
+    if (!o->deadline_ns || cm->now_ns < o->deadline_ns)
+        deliver_as(cm, o, stamp);
 }
 
-static void text_to(struct connmgr *cm, uint32_t sub, const struct order_text *t, uint32_t stamp)
+static void text_to(struct connmgr *cm, uint32_t sub, const struct order_written *t, uint32_t stamp)
 {
     struct conn *c = deliver_recipient(cm, sub, stamp, 0);
 
@@ -63,18 +61,18 @@ static void text_to(struct connmgr *cm, uint32_t sub, const struct order_text *t
     c->messages_out++;
 }
 
-void modes_text(struct connmgr *cm, const struct order *o, uint32_t stamp)
+void modes_text(struct connmgr *cm, const struct order_text *o, uint32_t stamp)
 {
-    for (uint32_t i = 0; i < o->count; i++)
-        text_to(cm, o->subs[i], order_text(o), stamp);
+    for (uint32_t i = 0; i < o->recipients; i++)
+        text_to(cm, o->subs[i], order_written(o), stamp);
 }
 
 /* As connmgr_fail() does it, but with the step of the batch: its PONG must not come before. */
-void modes_name_taken(struct connmgr *cm, const struct order *o)
+void modes_name_taken(struct connmgr *cm, const struct order_conn *o)
 {
-    struct conn *c = &cm->conns[o->one];
+    struct conn *c = &cm->conns[o->conn];
 
-    if (c->uid != o->handle || c->phase != PHASE_OPEN || c->failed)
+    if (c->uid != o->uid || c->phase != PHASE_OPEN || c->failed)
         return;
     c->phase = PHASE_LINGER;
     c->failed = 1;
@@ -84,11 +82,11 @@ void modes_name_taken(struct connmgr *cm, const struct order *o)
              c->phase | c->options | (uint64_t)c->ending << CONN_ENDING_SHIFT);
 }
 
-void modes_name_taken_late(struct connmgr *cm, const struct order *o)
+void modes_name_taken_late(struct connmgr *cm, const struct order_conn *o)
 {
-    struct conn *c = &cm->conns[o->one];
+    struct conn *c = &cm->conns[o->conn];
 
-    if (c->uid != o->handle || c->phase != PHASE_LINGER || c->confirmed)
+    if (c->uid != o->uid || c->phase != PHASE_LINGER || c->confirmed)
         return;
     connmgr_set_reading(cm, c, 0);
     c->paused = c->awaiting = 0;

@@ -11,29 +11,29 @@
 #include <errno.h>
 
 /* A consumer on some connmgr is crowded, and this connection publishes to it. */
-static void hold_publisher(struct connmgr *cm, const struct order *o)
+static void hold_publisher(struct connmgr *cm, const struct order_hold *o)
 {
-    if (o->one < cm->journal->conns_high)
-        held_for_consumer(cm, &cm->conns[o->one], o->subs[0], o->handle);
+    if (o->publisher < cm->journal->conns_high)
+        held_for_consumer(cm, &cm->conns[o->publisher], o->consumer, o->consumer_uid);
 }
 
-static void session_info(struct connmgr *cm, const struct order *o)
+static void session_info(struct connmgr *cm, const struct order_info *o)
 {
-    struct conn *c = &cm->conns[o->one];
+    struct conn *c = &cm->conns[o->conn];
 
-    if (c->uid != o->handle || c->phase != PHASE_OPENING)
+    if (c->uid != o->uid || c->phase != PHASE_OPENING)
         return;
-    output_append(cm, c, o->subs, o->count);
+    output_append(cm, c, o->text, o->text_len);
     c->phase = PHASE_OPEN;
     redo_put(&cm->redo, &cm->recs[c->slot].phase, c->phase | c->options);
     connmgr_set_reading(cm, c, 1);
 }
 
-static void session_pong(struct connmgr *cm, const struct order *o)
+static void session_pong(struct connmgr *cm, const struct order_conn *o)
 {
-    struct conn *c = &cm->conns[o->one];
+    struct conn *c = &cm->conns[o->conn];
 
-    if (c->uid != o->handle || c->phase != PHASE_OPEN)
+    if (c->uid != o->uid || c->phase != PHASE_OPEN)
         return;
     output_append(cm, c, "PONG\r\n", 6);
     if (!c->awaiting)
@@ -44,11 +44,11 @@ static void session_pong(struct connmgr *cm, const struct order *o)
         input_wake(cm, c);
 }
 
-static void sub_gone(struct connmgr *cm, const struct order *o)
+static void sub_gone(struct connmgr *cm, const struct order_sub *o)
 {
-    uint32_t sub = (uint32_t)o->handle;
+    uint32_t sub = (uint32_t)o->sub;
 
-    if (sub >= cm->journal->subs_high || sub_handle(cm, sub) != o->handle)
+    if (sub >= cm->journal->subs_high || sub_handle(cm, sub) != o->sub)
         return;
     uint64_t word = cm->subs[sub].word;
 
@@ -57,14 +57,14 @@ static void sub_gone(struct connmgr *cm, const struct order *o)
         subtable_free(cm, sub);
 }
 
-static void sub_refused(struct connmgr *cm, const struct order *o)
+static void sub_refused(struct connmgr *cm, const struct order_sub *o)
 {
-    uint32_t sub = (uint32_t)o->handle;
+    uint32_t sub = (uint32_t)o->sub;
 
-    if (sub >= cm->journal->subs_high || sub_handle(cm, sub) != o->handle ||
+    if (sub >= cm->journal->subs_high || sub_handle(cm, sub) != o->sub ||
         !(cm->subs[sub].word & SUB_ACTIVE))
         return;
-    struct conn *c = &cm->conns[o->one];
+    struct conn *c = &cm->conns[o->conn];
 
     if (c->phase == PHASE_OPEN && !c->ending) {
         c->ending = CLOSE_SUBSCRIPTIONS + 1;
@@ -75,14 +75,14 @@ static void sub_refused(struct connmgr *cm, const struct order *o)
 static inline void note(struct connmgr *cm, const struct order *o)
 {
     struct let_go *l = &cm->let_go[cm->let_go_count];
-    uint64_t limit = ledger_limit(o->limit);
+    uint64_t limit = ledger_limit(o->limit), handle = order_handle(o);
 
-    if (cm->let_go_count && l[-1].handle + l[-1].count == o->handle && l[-1].limit == limit) {
+    if (cm->let_go_count && l[-1].handle + l[-1].count == handle && l[-1].limit == limit) {
         l[-1].count += order_messages(o);
         return;
     }
     cm->let_go_count++;
-    l->handle = o->handle;
+    l->handle = handle;
     l->limit = limit;
     l->count = order_messages(o);
 }
@@ -102,7 +102,7 @@ static inline void set_open(struct connmgr *cm, uint32_t source, uint64_t handle
 /* The recipients so far have the message: are they all? */
 static inline void delivered(struct connmgr *cm, const struct order *o)
 {
-    set_open(cm, handle_source(o->handle), o->type & ORDER_MORE ? o->handle : 0);
+    set_open(cm, handle_source(order_handle(o)), o->type & ORDER_MORE ? order_handle(o) : 0);
     if (!(o->type & ORDER_MORE))
         note(cm, o);
 }
@@ -117,7 +117,7 @@ static uint32_t apply_deliveries(struct connmgr *cm, const struct batch *b, uint
 
         *ret_last = at;
         delivered(cm, o);
-        at += o->type == ORDER_DELIVER ? order_list_bytes(o->count) : order_bytes(o);
+        at += o->type == ORDER_DELIVER ? order_deliver_bytes(order_recipients(o)) : order_bytes(o);
     }
     return next;
 }
@@ -126,33 +126,33 @@ static void apply(struct connmgr *cm, const struct order *o, uint32_t stamp)
 {
     switch (o->type & ~ORDER_MORE) {
     case ORDER_NO_RESPONDERS:
-        deliver_no_responders(cm, o, stamp);
+        deliver_no_responders(cm, (const struct order_no_responders *)o, stamp);
         note(cm, o);
         return;
     case ORDER_DELETE:
         note(cm, o);
         return;
     case ORDER_MODE:
-        modes_deliver(cm, o, stamp);
+        modes_deliver(cm, (const struct order_mode *)o, stamp);
         delivered(cm, o);
         return;
     case ORDER_TEXT:
-        modes_text(cm, o, stamp);
+        modes_text(cm, (const struct order_text *)o, stamp);
         return;
     case ORDER_NAME_TAKEN:
-        modes_name_taken(cm, o);
+        modes_name_taken(cm, (const struct order_conn *)o);
         return;
     case ORDER_INFO:
-        session_info(cm, o);
+        session_info(cm, (const struct order_info *)o);
         return;
     case ORDER_PONG:
-        session_pong(cm, o);
+        session_pong(cm, (const struct order_conn *)o);
         return;
     case ORDER_HOLD:
-        hold_publisher(cm, o);
+        hold_publisher(cm, (const struct order_hold *)o);
         return;
     case ORDER_TRACE:
-        trace_mark(cm, o);
+        trace_mark(cm, (const struct order_trace *)o);
         return;
     default:
         return; /* those that free slots come after the commit */
@@ -161,18 +161,20 @@ static void apply(struct connmgr *cm, const struct order *o, uint32_t stamp)
 
 static void apply_late(struct connmgr *cm, const struct order *o)
 {
+    const struct order_conn *about = (const struct order_conn *)o;
+
     switch (o->type) {
     case ORDER_CLOSED:
-        connmgr_ended(cm, o->one, o->handle);
+        connmgr_ended(cm, about->conn, about->uid);
         return;
     case ORDER_UNSUBSCRIBED:
-        sub_gone(cm, o);
+        sub_gone(cm, (const struct order_sub *)o);
         return;
     case ORDER_REFUSED:
-        sub_refused(cm, o);
+        sub_refused(cm, (const struct order_sub *)o);
         return;
     case ORDER_NAME_TAKEN:
-        modes_name_taken_late(cm, o);
+        modes_name_taken_late(cm, about);
         return;
     default:
         return;

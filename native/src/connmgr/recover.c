@@ -4,7 +4,7 @@
  * kernel how far their streams got, then rebuilds everything derived and goes on where the
  * predecessor was. Connections whose socket did not survive are ended.
  */
-#include "connmgr/connmgr.h"
+#include "connmgr/refer.h"
 
 #include <errno.h>
 
@@ -134,7 +134,7 @@ int connmgr_start(struct connmgr *cm)
             if (c->options & CONN_CONNECTED)
                 connmgr_ask(cm, c, ASK_READY);
             if (r->name[0])
-                connmgr_send_due(cm); /* as connmgr_connected() does */
+                refer_due(cm); /* as connmgr_connected() does */
             output_write(cm, c);
             slow_recover(cm, c);
             if (c->phase == PHASE_OPEN) {

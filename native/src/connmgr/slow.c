@@ -100,18 +100,3 @@ void slow_end(struct connmgr *cm, struct conn *c, int reason)
     (void)connmgr_fail(cm, c->slot, c->uid, text, sizeof(text) - 1, reason);
     slow_written(cm, c);
 }
-
-/* With the references that no client frame brings. */
-void slow_send_holds(struct connmgr *cm)
-{
-    while (cm->holds_due_count && batch_out_room(&cm->refs) > 1) {
-        const struct hold_due *h = &cm->holds_due[--cm->holds_due_count];
-        uint32_t bytes = ref_bytes(8, 0);
-        uint64_t to = h->connmgr;
-        struct ref *r = batch_out_append(&cm->refs, bytes, cm->now_ns);
-
-        *r = (struct ref){.type = REF_HOLD, .text_len = 8, .bytes = (uint16_t)bytes, .conn = h->consumer,
-                          .size = h->publisher, .handle = h->consumer_uid};
-        memcpy(r->text, &to, 8);
-    }
-}

@@ -8,7 +8,7 @@
  * input_read lets nobody overtake). A turn serves a bounded number of them and stops at the
  * first of each list that cannot go on, so its cost does not grow with their number.
  */
-#include "connmgr/connmgr.h"
+#include "connmgr/refer.h"
 
 #define RETRIES_A_TURN 64 /* of each list */
 
@@ -71,7 +71,7 @@ static int serve(struct connmgr *cm, struct conn *c)
         connmgr_set_reading(cm, c, c->phase == PHASE_OPEN && !c->awaiting && !c->held);
         return 1;
     }
-    if (!frames_have_room(cm)) {
+    if (!refer_have_room(cm)) {
         cm->stalled_ring = 1;
         return 0;
     }
@@ -108,7 +108,7 @@ void stalled_retry(struct connmgr *cm)
             }
             if (!serve(cm, c) || c->slot == last)
                 break;
-            (void)batch_out_send(&cm->refs, BATCH_CLOSED, cm->now_ns);
+            (void)refer_send(cm, REFER_READING);
         }
     }
     cm->retrying = 0;

@@ -5,6 +5,7 @@
  * been filled again is counted as unreadable, and then nobody is accused of having lost a message.
  */
 #include "fsck/fsck.h"
+#include "shm/records.h"
 
 struct lane { /* one queue: the ring it is filled from, the inbox it is emptied into */
     uint32_t n;          /* connmgr */
@@ -52,39 +53,75 @@ static void add_finding(struct fsck *f, const struct lane *l, int of_receiver, u
 
 /* ---- records ---- */
 
+/* Bytes of the order that begins like this, or 0 if there is no such order. */
+static uint32_t order_size(const struct fsck *f, const struct order *o)
+{
+    uint32_t type = o->type & ~ORDER_MORE;
+    const struct order_mode *mode = (const void *)o;
+    const struct order_text *text = (const void *)o;
+    const struct order_run *run = (const void *)o;
+
+    if (type < ORDER_DELIVER || type > ORDER_RUN ||
+        (o->type & ORDER_MORE && type != ORDER_DELIVER && type != ORDER_MODE) ||
+        (type == ORDER_MODE && mode->rest < ORDER_MODE_REST) ||
+        (type == ORDER_TEXT && (text->written < sizeof(struct order_written) || text->written > BATCH_RECORD_MAX)) ||
+        (type == ORDER_RUN && (run->messages == 0 || run->messages > ARENA_CHUNK_MESSAGES)) ||
+        o->limit > f->connmgrs)
+        return 0;
+    return order_bytes(o);
+}
+
+/* Bytes of text in a reference, by the lengths in its head; UINT32_MAX: there is no such reference. */
+static uint32_t ref_text(const struct ref *r)
+{
+    const struct ref_message *m = (const void *)r;
+    const struct ref_run *run = (const void *)r;
+    const struct ref_subscribe *s = (const void *)r;
+    const struct ref_unsubscribe *u = (const void *)r;
+
+    switch (r->type) {
+    case REF_MESSAGE:
+        if (!(r->flags & REF_RUN))
+            return (uint32_t)m->subject_len + m->reply_len;
+        return run->messages && run->messages <= ARENA_CHUNK_MESSAGES ? run->subject_len : UINT32_MAX;
+    case REF_SUBSCRIBE:
+        return (uint32_t)s->subject_len + s->queue_len;
+    case REF_UNSUBSCRIBE:
+        return u->max_len == sizeof(u->max) ? u->max_len : UINT32_MAX;
+    case REF_HOLD:
+        return ((const struct ref_hold *)r)->port_len;
+    case REF_OPEN:
+        return ((const struct ref_open *)r)->ip_len;
+    case REF_READY:
+        return ((const struct ref_ready *)r)->name_len;
+    case REF_CLOSE:
+    case REF_PING:
+        return 0;
+    default:
+        return UINT32_MAX;
+    }
+}
+
+static uint32_t ref_size(const struct ref *r)
+{
+    uint32_t text = ref_text(r);
+    uint32_t mode = r->type == REF_MESSAGE && r->flags & REF_MODE ? (uint32_t)sizeof(struct ref_mode) : 0;
+
+    if (text == UINT32_MAX || (r->flags & REF_RUN && r->type != REF_MESSAGE) || r->bytes != ref_bytes(text) + mode)
+        return 0;
+    return r->bytes;
+}
+
 /* Bytes of the record at `at`, or 0 if it is none. */
 static uint32_t record_bytes(const struct fsck *f, const struct batch *b, uint32_t bytes, uint32_t at, int orders)
 {
     const void *record = (const char *)b + at;
     uint32_t size;
 
-    if (at + (orders ? sizeof(struct order) : sizeof(struct ref)) > bytes)
+    if (at + (orders ? ORDER_BYTES_MIN : REF_BYTES_MIN) > bytes)
         return 0;
-    if (orders) {
-        const struct order *o = record;
-        uint32_t type = o->type & ~ORDER_MORE;
-
-        if (type < ORDER_DELIVER || type > ORDER_RUN ||
-            (o->type & ORDER_MORE && type != ORDER_DELIVER && type != ORDER_MODE) ||
-            (type == ORDER_MODE && o->count < sizeof(struct order_mode)) ||
-            (type == ORDER_TEXT && (o->one < sizeof(struct order_text) || o->one > BATCH_RECORD_MAX)) ||
-            (type == ORDER_RUN && (o->one == 0 || o->one > ARENA_CHUNK_MESSAGES)) ||
-            o->limit > f->connmgrs)
-            return 0;
-        size = order_bytes(o);
-    } else {
-        const struct ref *r = record;
-
-        uint32_t mode = r->type == REF_MESSAGE && r->flags & REF_MODE ? (uint32_t)sizeof(struct ref_mode) : 0;
-
-        if (r->type < REF_MESSAGE || r->type > REF_HOLD ||
-            r->bytes != ref_bytes(r->text_len, r->flags & REF_RUN ? 0 : r->text2_len) + mode ||
-            (r->flags & REF_RUN && (r->type != REF_MESSAGE || !r->text2_len || r->text2_len > ARENA_CHUNK_MESSAGES)) ||
-            (r->type == REF_UNSUBSCRIBE && r->text_len != 8))
-            return 0;
-        size = r->bytes;
-    }
-    return at + size <= bytes ? size : 0;
+    size = orders ? order_size(f, record) : ref_size(record);
+    return size && at + size <= bytes ? size : 0;
 }
 
 /* Whether the receiver had not begun with message `i` of this record when that was looked at. */
@@ -125,11 +162,21 @@ static void check_named(struct fsck *f, const struct lane *l, const struct order
 {
     const struct journal *j = f->journals[l->n];
     uint32_t type = o->type & ~ORDER_MORE;
-    int listed = type == ORDER_DELIVER || type == ORDER_RUN || type == ORDER_TEXT;
-    uint32_t count = listed ? o->count : 1;
+    const struct order_text *text = (const void *)o;
+    const uint32_t *subs;
+    uint32_t count = 1;
 
+    if (type == ORDER_DELIVER || type == ORDER_RUN) {
+        count = order_recipients(o);
+        subs = type == ORDER_RUN ? ((const struct order_run *)o)->subs : order_subs(o);
+    } else if (type == ORDER_TEXT) {
+        count = text->recipients;
+        subs = text->subs;
+    } else {
+        subs = type == ORDER_MODE ? &((const struct order_mode *)o)->sub : &((const struct order_no_responders *)o)->sub;
+    }
     for (uint32_t i = 0; j && i < count; i++) {
-        uint32_t sub = count == 1 && type != ORDER_TEXT && type != ORDER_RUN ? o->one : o->subs[i];
+        uint32_t sub = subs[i];
         uint64_t word = sub < fsck_load(&j->subs_high) ? fsck_load(&journal_subs((struct journal *)j)[sub].word) : 0;
 
         if (word & (SUB_ACTIVE | SUB_DYING) || !untouched(f, l, seq, at, 0, in_inbox))
@@ -151,23 +198,24 @@ static void take_record(struct fsck *f, const struct lane *l, const struct batch
                         int in_inbox)
 {
     if (!l->orders) {
-        const struct ref *r = (const struct ref *)((const char *)b + at);
+        const struct ref *r = batch_ref(b, at);
+        const struct ref_message *m = (const struct ref_message *)r;
 
         if (r->type == REF_MESSAGE)
-            meet(f, l, r->handle, ref_messages(r), seq, at, in_inbox);
+            meet(f, l, m->handle, ref_messages(m), seq, at, in_inbox);
         else if (r->type == REF_SUBSCRIBE)
-            note_change(f, l->n, r->handle);
+            note_change(f, l->n, ((const struct ref_subscribe *)r)->sub);
         return;
     }
-    const struct order *o = (const struct order *)((const char *)b + at);
+    const struct order *o = batch_order(b, at);
     uint32_t type = o->type & ~ORDER_MORE;
 
     if (order_has_message(o))
-        meet(f, l, o->handle, order_messages(o), seq, at, in_inbox);
+        meet(f, l, order_handle(o), order_messages(o), seq, at, in_inbox);
     if (type == ORDER_DELIVER || type == ORDER_RUN || type == ORDER_NO_RESPONDERS || type == ORDER_MODE || type == ORDER_TEXT)
         check_named(f, l, o, seq, at, in_inbox);
     if (type == ORDER_REFUSED)
-        note_change(f, l->n, o->handle);
+        note_change(f, l->n, ((const struct order_sub *)o)->sub);
 }
 
 /* Takes in the records of f->batch. Returns 0, or the offset of one that is none. */
@@ -305,7 +353,7 @@ static void check_place(struct fsck *f, const struct lane *l, uint64_t done, int
 
     while (pending && found < at && (size = record_bytes(f, &f->batch, f->batch.bytes, (uint32_t)found, 0)))
         found += size;
-    const struct ref *first = (const struct ref *)((const char *)&f->batch + found);
+    const struct ref_message *first = (const struct ref_message *)batch_ref(&f->batch, (uint32_t)found);
     int first_is_message = pending && found < f->batch.bytes && first->type == REF_MESSAGE;
 
     if (fsck_load(&in->done) != done || fsck_load(&in->at) != at || fsck_load(&in->routed) != routed)

@@ -114,7 +114,7 @@ void trace_switch(struct connmgr *cm, uint64_t word)
         memset(t->seen, 0, (size_t)TRACE_SEEN * 8);
     t->word = word;
     t->on = (uint32_t)word;
-    cm->refs.tag = t->on ? (uint64_t)t->generation << 32 : 0;
+    cm->refs.trace_tag = t->on ? batch_trace_tag(t->generation, 0) : 0;
     t->round_from = cm->stats.messages_in;
 }
 
@@ -126,7 +126,7 @@ void trace_round(struct connmgr *cm)
 
     cm->now_ns = connmgr_clock_ns();
     t->round_from = cm->stats.messages_in;
-    cm->refs.tag = (uint64_t)t->generation << 32 | (uint32_t)messages;
+    cm->refs.trace_tag = batch_trace_tag(t->generation, (uint32_t)messages);
 }
 
 void trace_batch(struct connmgr *cm, const struct batch *b)
@@ -139,9 +139,8 @@ void trace_batch(struct connmgr *cm, const struct batch *b)
     t->instructed_ns = b->closed_ns;
 }
 
-void trace_mark(struct connmgr *cm, const struct order *o)
+void trace_mark(struct connmgr *cm, const struct order_trace *m)
 {
-    const struct order_trace *m = (const struct order_trace *)o->subs;
     struct trace *t = &cm->trace;
 
     if (m->source >= LEDGER_CONNMGRS_MAX)
@@ -152,10 +151,10 @@ void trace_mark(struct connmgr *cm, const struct order *o)
     t->contexts[number % TRACE_CONTEXTS] = (struct trace_context){
         .number = number,
         .recording = (uint32_t)(t->word >> 32),
-        .queued_ns = o->handle,
+        .queued_ns = m->queued_ns,
         .routed_ns = m->routed_ns,
         .instructed_ns = t->instructed_ns,
-        .bytes = o->one,
+        .bytes = m->bytes,
         .order_bytes = t->batch_bytes,
         .round_messages = m->round_messages,
         .source_generation = m->source_generation,

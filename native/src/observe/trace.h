@@ -16,7 +16,7 @@
  *               was. Nothing here is needed to recover, and there are no commit points.
  *
  * The way of the times: `received_ns` is in the arena entry. A connmgr that traces tags its batches
- * of references (step_ns, of no use there otherwise) with its generation; for each tagged batch the
+ * of references (trace_tag) with its generation; for each tagged batch the
  * router puts a mark (ORDER_TRACE) before the orders that come of it, in every batch of orders they
  * are in: when the references were closed, how many bytes, and when it took them up. The rest is in
  * the head of the batch of orders. So every time is that of the batch the message was in, exactly.
@@ -137,7 +137,7 @@ struct connmgr;
 struct conn;
 struct arena_entry;
 struct batch;
-struct order;
+struct order_trace;
 
 API uint64_t trace_ring_bytes(uint32_t capacity);
 API uint64_t trace_fingerprint(void);
@@ -171,7 +171,7 @@ API int trace_open(struct connmgr *cm, struct trace_ring *ring, const struct tra
 /* ---- between the C files ---- */
 void trace_switch(struct connmgr *cm, uint64_t word);
 void trace_batch(struct connmgr *cm, const struct batch *b);
-void trace_mark(struct connmgr *cm, const struct order *o);
+void trace_mark(struct connmgr *cm, const struct order_trace *m);
 void trace_flow(struct connmgr *cm, uint32_t messages); /* that the router is not asked about (flow.c) */
 struct trace_part { /* deliveries of messages in a row, alike but for their bodies */
     uint64_t handle; /* of the first */

@@ -8,7 +8,7 @@
  *               the ring has little room: orders need it more.
  * After a crash: marks are cut off or committed with their step; a repetition makes them anew.
  */
-#include "router/router.h"
+#include "router/instruct.h"
 
 #include <time.h>
 
@@ -29,14 +29,15 @@ void router_mark_begin(struct router *rt, uint32_t from, const struct batch *b)
     rt->marked_batches++;
     rt->marking = 1;
     rt->marked_look = 1;
-    rt->mark = (struct router_mark){
-        .queued_ns = b->closed_ns,
+    rt->mark = (struct order_trace){
+        .type = ORDER_TRACE,
         .bytes = b->bytes,
-        .about = {.routed_ns = rt->now_ns,
-                  .source_generation = (uint32_t)(b->step_ns >> 32),
-                  .round_messages = b->rounds & BATCH_ROUND_ENDS ? (uint32_t)b->step_ns : 0,
-                  .router_generation = rt->conf.generation,
-                  .source = (uint8_t)from},
+        .queued_ns = b->closed_ns,
+        .routed_ns = rt->now_ns,
+        .source_generation = batch_trace_generation(b->trace_tag),
+        .router_generation = rt->conf.generation,
+        .round_messages = b->rounds & BATCH_ROUND_ENDS ? batch_trace_messages(b->trace_tag) : 0,
+        .source = (uint8_t)from,
     };
 }
 
@@ -50,7 +51,7 @@ void router_mark_end(struct router *rt)
 /* Before an order of `bytes` is appended: a mark, if the batch it goes into has none yet. */
 void router_mark(struct router *rt, struct batch_out *o, uint32_t bytes)
 {
-    const uint32_t own = sizeof(struct order) + sizeof(struct order_trace);
+    const uint32_t own = sizeof(struct order_trace);
 
     if (o->marked == rt->marked_batches && o->bytes + o->load + bytes <= BATCH_BYTES)
         return;
@@ -58,11 +59,6 @@ void router_mark(struct router *rt, struct batch_out *o, uint32_t bytes)
         return;
     if (o->bytes + o->load + own + bytes > BATCH_BYTES)
         batch_out_turn(o, rt->now_ns);
-    struct order *m = batch_out_append(o, own, rt->now_ns);
-
-    *m = (struct order){.type = ORDER_TRACE, .one = rt->mark.bytes, .handle = rt->mark.queued_ns};
-    *(struct order_trace *)m->subs = rt->mark.about;
+    instruct_trace(rt, o);
     o->marked = rt->marked_batches;
-    if (!o->first_ns)
-        o->first_ns = rt->now_ns;
 }

@@ -9,13 +9,14 @@
  * its messages is routed for itself, as each is picked for; with very many recipients too. How far a
  * run is routed is part of the place in the input (routing_in).
  */
-#include "router/router.h"
+#include "router/instruct.h"
 
 #include "base/crash.h"
+#include "shm/load.h"
 
 #include <errno.h>
 
-#define LIST_MAX ((BATCH_RECORD_MAX - sizeof(struct order)) / 4)
+#define LIST_MAX ((BATCH_RECORD_MAX - ORDER_BYTES_MIN) / 4)
 #define PICKS_MAX 4096u
 #define RUN_BYTES_MAX (BATCH_BYTES - 128u) /* of one order with its load: there may be a mark beside it */
 
@@ -37,7 +38,7 @@ void route_count_pick(struct router *rt, index_sub sub)
 }
 
 /* One member per group, not the sender itself if it does not want its echo. */
-static uint32_t pick_members(struct router *rt, const struct index_match *m, const struct ref *r)
+static uint32_t pick_members(struct router *rt, const struct index_match *m, const struct ref_message *r)
 {
     uint32_t count = 0;
 
@@ -67,21 +68,13 @@ struct writer {
 
 static struct order *new_order(struct writer *w, uint32_t connmgr, uint32_t count)
 {
-    struct order *o;
-
-    if (w->messages > 1) {
-        o = router_append_run(w->rt, connmgr, order_run_bytes(count),
-                              batch_run_load(count, w->messages, w->size_each, w->subject_len));
-        *o = (struct order){.type = ORDER_RUN, .one = w->messages};
-    } else {
-        o = router_append(w->rt, connmgr, order_list_bytes(count));
-        *o = (struct order){.type = ORDER_DELIVER};
-    }
-    o->count = (uint16_t)count;
-    o->handle = w->handle;
-    w->last = o;
     w->touched |= 1u << connmgr;
-    return o;
+    if (w->messages > 1)
+        w->last = instruct_run(w->rt, connmgr, count, w->handle, w->messages,
+                               batch_run_load(count, w->messages, w->size_each, w->subject_len));
+    else
+        w->last = instruct_deliver(w->rt, connmgr, count, w->handle);
+    return w->last;
 }
 
 /* `count` slots from `subs` (index ids), then the picks of this connmgr. */
@@ -95,7 +88,7 @@ static void write_list(struct writer *w, uint32_t connmgr, const uint32_t *subs,
     for (uint32_t left = count + mine; left;) {
         uint32_t n = left < LIST_MAX ? left : (uint32_t)LIST_MAX;
         struct order *o = new_order(w, connmgr, n);
-        uint32_t *to = n == 1 && w->messages == 1 ? &o->one : o->subs;
+        uint32_t *to = instruct_subs(o);
 
         for (uint32_t i = 0; i < n; i++) {
             if (done < count) {
@@ -108,16 +101,8 @@ static void write_list(struct writer *w, uint32_t connmgr, const uint32_t *subs,
         }
         left -= n;
         if (left)
-            o->type |= ORDER_MORE;
+            instruct_more(o);
     }
-}
-
-static int one_to_source(struct router *rt, uint32_t from, uint64_t handle, uint8_t type, uint32_t count,
-                         uint32_t sub)
-{
-    *router_append(rt, from, sizeof(struct order)) =
-        (struct order){.type = type, .limit = 1, .count = (uint16_t)count, .one = sub, .handle = handle};
-    return 1;
 }
 
 static uint32_t subject_len(struct router *rt, index_sub sub)
@@ -143,20 +128,22 @@ uint32_t route_own_sub(struct router *rt, uint32_t conn, const char *subject, ui
     return ROUTER_NONE;
 }
 
-static int nobody(struct router *rt, uint32_t from, const struct ref *r, uint64_t handle, uint32_t messages)
+static int nobody(struct router *rt, uint32_t from, const struct ref_message *r, uint64_t handle, uint32_t messages)
 {
     if (!router_room(rt, from, 0))
         return 0;
     rt->stats.no_recipients += messages;
     if (r->flags & REF_NO_RESPONDERS) {
-        uint32_t sub = route_own_sub(rt, r->conn, r->text + r->text_len, r->text2_len);
+        uint32_t sub = route_own_sub(rt, r->conn, ref_reply(r), r->reply_len);
 
         if (sub != ROUTER_NONE && INDEX_SUB_CONNMGR(sub) == from) {
             rt->stats.no_responders++;
-            return one_to_source(rt, from, handle, ORDER_NO_RESPONDERS, 1, INDEX_SUB_SLOT(sub));
+            instruct_no_responders(rt, from, INDEX_SUB_SLOT(sub), handle);
+            return 1;
         }
     }
-    return one_to_source(rt, from, handle, ORDER_DELETE, messages, 0);
+    instruct_delete(rt, from, handle, messages);
+    return 1;
 }
 
 /* Batches a list of this many recipients may take in one ring. */
@@ -185,9 +172,7 @@ void route_drop_spent(struct router *rt)
         uint64_t word = routing_sub(rt->seg, connmgr, slot)->word;
 
         session_drop_sub(rt, connmgr, slot, 1);
-        *router_append(rt, connmgr, sizeof(struct order)) =
-            (struct order){.type = ORDER_UNSUBSCRIBED, .one = (uint32_t)word,
-                           .handle = slot | (word & ROUTING_EPOCH)};
+        instruct_sub(rt, connmgr, ORDER_UNSUBSCRIBED, (uint32_t)word, slot | (word & ROUTING_EPOCH));
     }
 }
 
@@ -209,13 +194,13 @@ static int route_huge(struct router *rt, uint32_t from, uint64_t handle, const u
         if (!router_room(rt, connmgr, 2))
             return 0;
         write_list(&w, connmgr, subs + at, n, NULL, 0);
-        w.last->type |= ORDER_MORE;
+        instruct_more(w.last);
         at += n;
         redo_put(&rt->redo, &in->progress, subs[at - 1] + 1ULL);
         redo_put(&rt->redo, &in->touched, in->touched | 1ULL << connmgr);
         router_commit(rt);
         CRASH(ROUTE_PIECE);
-        (void)batch_out_send(&rt->out[connmgr], BATCH_CLOSED, rt->now_ns);
+        (void)instruct_send(rt, connmgr, INSTRUCT_ROUTED);
     }
     return 1;
 }
@@ -246,7 +231,7 @@ static void sort_ids(uint32_t *a, uint32_t n)
     }
 }
 
-static int route_many(struct router *rt, uint32_t from, const struct ref *r, const struct index_match *m,
+static int route_many(struct router *rt, uint32_t from, const struct ref_message *r, const struct index_match *m,
                       uint64_t handle, uint32_t messages)
 {
     const uint32_t *subs = m->subs;
@@ -279,7 +264,7 @@ static int route_many(struct router *rt, uint32_t from, const struct ref *r, con
     }
     uint32_t picked = pick_members(rt, m, r);
     struct writer w = {.rt = rt, .handle = handle, .messages = messages, .size_each = r->size / ref_messages(r),
-                       .subject_len = r->text_len};
+                       .subject_len = r->subject_len};
 
     for (uint32_t i = 0; i < picked; i++) {
         route_count_pick(rt, rt->picks[i]);
@@ -310,14 +295,14 @@ static int route_many(struct router *rt, uint32_t from, const struct ref *r, con
         write_list(&w, (uint32_t)__builtin_ctz(mask), NULL, 0, rt->picks, picked);
     if (!w.last)
         return nobody(rt, from, r, handle, messages);
-    w.last->limit = (uint8_t)__builtin_popcount(w.touched);
+    instruct_limit(w.last, (uint32_t)__builtin_popcount(w.touched));
     rt->stats.deliveries += (uint64_t)(count + picked) * messages;
     route_drop_spent(rt);
     return 1;
 }
 
 /* How many of the `left` messages of a run can go together. */
-static uint32_t together(const struct router *rt, uint32_t from, const struct ref *r, const struct index_match *m)
+static uint32_t together(const struct router *rt, uint32_t from, const struct ref_message *r, const struct index_match *m)
 {
     uint32_t count = ref_messages(r), left = count - rt->routed;
 
@@ -329,12 +314,12 @@ static uint32_t together(const struct router *rt, uint32_t from, const struct re
 
     if (bytes + 4 * m->count > RUN_BYTES_MAX)
         return 1;
-    uint32_t most = batch_run_most(RUN_BYTES_MAX - bytes, m->count, r->size / count, r->text_len);
+    uint32_t most = batch_run_most(RUN_BYTES_MAX - bytes, m->count, r->size / count, r->subject_len);
 
     return left < most ? left : most;
 }
 
-static inline int route_some(struct router *rt, uint32_t from, const struct ref *r, const struct index_match *m,
+static inline int route_some(struct router *rt, uint32_t from, const struct ref_message *r, const struct index_match *m,
                       uint64_t handle, uint32_t messages)
 {
     if (rt->seg->in[from].touched) /* a list that was ordered in part is closed, even if its last recipient has gone */
@@ -348,23 +333,18 @@ static inline int route_some(struct router *rt, uint32_t from, const struct ref 
     if (!router_room(rt, connmgr, 0))
         return 0;
     rt->stats.deliveries += messages;
-    if (messages == 1) {
-        *router_append(rt, connmgr, sizeof(struct order)) =
-            (struct order){.type = ORDER_DELIVER, .limit = 1, .count = 1, .one = sub, .handle = handle};
-        return 1;
-    }
-    struct order *o = router_append_run(rt, connmgr, order_run_bytes(1),
-                                        batch_run_load(1, messages, r->size / ref_messages(r), r->text_len));
-
-    *o = (struct order){.type = ORDER_RUN, .limit = 1, .count = 1, .one = messages, .handle = handle};
-    o->subs[0] = sub;
+    if (messages == 1)
+        instruct_deliver_one(rt, connmgr, sub, handle);
+    else
+        instruct_run_one(rt, connmgr, sub, handle, messages,
+                         batch_run_load(1, messages, r->size / ref_messages(r), r->subject_len));
     return 1;
 }
 
-static __attribute__((noinline)) int route_run(struct router *rt, uint32_t from, const struct ref *r, uint64_t hash)
+static __attribute__((noinline)) int route_run(struct router *rt, uint32_t from, const struct ref_message *r, uint64_t hash)
 {
     for (uint32_t count = ref_messages(r); rt->routed < count;) {
-        const struct index_match *m = index_match(rt->index, r->text, r->text_len, hash);
+        const struct index_match *m = index_match(rt->index, r->text, r->subject_len, hash);
         uint32_t messages = together(rt, from, r, m);
 
         if (!route_some(rt, from, r, m, r->handle + rt->routed, messages))
@@ -380,9 +360,9 @@ static __attribute__((noinline)) int route_run(struct router *rt, uint32_t from,
     return 1;
 }
 
-int route_message(struct router *rt, uint32_t from, const struct ref *r, uint64_t hash)
+int route_message(struct router *rt, uint32_t from, const struct ref_message *r, uint64_t hash)
 {
     if (r->flags & REF_RUN)
         return route_run(rt, from, r, hash);
-    return route_some(rt, from, r, index_match(rt->index, r->text, r->text_len, hash), r->handle, 1);
+    return route_some(rt, from, r, index_match(rt->index, r->text, r->subject_len, hash), r->handle, 1);
 }

@@ -1,4 +1,5 @@
 /* router: opening, the turn, start. See router.h. */
+#include "router/instruct.h"
 #include "router/modes/modes.h"
 
 #include "base/crash.h"
@@ -125,12 +126,13 @@ static int scan(struct router *rt, const struct batch *b, uint32_t at)
     uint32_t count = 0;
 
     while (at < b->bytes) {
-        const struct ref *r = (const struct ref *)((const char *)b + at);
+        const struct ref *r = batch_ref(b, at);
+        const struct ref_message *m = (const struct ref_message *)r;
 
-        if (at + sizeof(*r) > b->bytes || r->bytes < sizeof(*r) || at + r->bytes > b->bytes)
+        if (at + REF_BYTES_MIN > b->bytes || r->bytes < REF_BYTES_MIN || at + r->bytes > b->bytes)
             return -EBADMSG;
         rt->offsets[count] = (uint16_t)at;
-        rt->hashes[count] = r->type == REF_MESSAGE ? index_hash(r->text, r->text_len) : 0;
+        rt->hashes[count] = r->type == REF_MESSAGE ? index_hash(m->text, m->subject_len) : 0;
         if (count < PREFETCH_LINE && r->type == REF_MESSAGE)
             index_prefetch(rt->index, rt->hashes[count]);
         count++;
@@ -147,7 +149,7 @@ static __attribute__((noinline)) int handle_alone(struct router *rt, uint32_t fr
     if (rt->stepping)
         router_commit_at(rt, from, at);
     rt->changing = r->type != REF_MESSAGE;
-    int done = r->type == REF_MESSAGE ? modes_message(rt, from, r, hash) : session_handle(rt, from, r);
+    int done = r->type == REF_MESSAGE ? modes_message(rt, from, (const struct ref_message *)r, hash) : session_handle(rt, from, r);
 
     if (done > 0) {
         router_commit_at(rt, from, at + r->bytes);
@@ -165,7 +167,8 @@ static int process(struct router *rt, uint32_t from)
 
     rt->routed = (uint32_t)in->routed;
     for (int i = 0; i < count; i++) {
-        const struct ref *r = (const struct ref *)((const char *)b + rt->offsets[i]);
+        const struct ref *r = batch_ref(b, rt->offsets[i]);
+        const struct ref_message *m = (const struct ref_message *)r;
         uint32_t message = r->type == REF_MESSAGE, changes = !message && r->type != REF_PING && r->type != REF_HOLD;
 
         if (rt->redo.count > ROUTER_REDO_SOFT)
@@ -176,13 +179,13 @@ static int process(struct router *rt, uint32_t from)
             index_prefetch_node(rt->index, rt->hashes[i + (int)PREFETCH_NODE]);
         int done;
 
-        if (__builtin_expect(r->flags & REF_MODE, 0)) {
+        if (__builtin_expect(r->flags & REF_ALONE, 0)) {
             done = handle_alone(rt, from, r, rt->hashes[i]);
         } else {
             if (changes != rt->changing && rt->stepping)
                 router_commit_at(rt, from, rt->offsets[i]); /* R3 */
             rt->changing = changes;
-            done = message ? route_message(rt, from, r, rt->hashes[i]) : session_handle(rt, from, r);
+            done = message ? route_message(rt, from, m, rt->hashes[i]) : session_handle(rt, from, r);
         }
 
         if (done < 0)
@@ -191,8 +194,10 @@ static int process(struct router *rt, uint32_t from)
             router_commit_at(rt, from, rt->offsets[i]);
             return 0;
         }
-        rt->stats.messages += message ? ref_messages(r) : 0;
-        rt->bytes += r->size;
+        if (message) {
+            rt->stats.messages += ref_messages(m);
+            rt->bytes += m->size;
+        }
     }
     if (count < 0)
         return count;
@@ -248,7 +253,7 @@ static int visit(struct router *rt, uint32_t from)
 
         if (got <= 0)
             return got;
-        if (TRACE_IF(inbox->batch.step_ns))
+        if (TRACE_IF(inbox->batch.trace_tag))
             router_mark_begin(rt, from, &inbox->batch);
         int done = process(rt, from);
 
@@ -256,7 +261,7 @@ static int visit(struct router *rt, uint32_t from)
         if (done < 0)
             return done;
         for (uint32_t m = 0; m < rt->conf.connmgrs; m++)
-            (void)batch_out_send(&rt->out[m], BATCH_CLOSED, rt->now_ns);
+            (void)instruct_send(rt, m, INSTRUCT_ROUTED);
         if (done == 0) {
             rt->stuck[from] = 1;
             rt->stats.blocked++;
@@ -307,7 +312,7 @@ static int look(struct router *rt)
     if (TRACE_IF(rt->marked_look))
         router_mark_end(rt);
     for (uint32_t m = 0; m < rt->conf.connmgrs; m++) {
-        int sent = batch_out_send(&rt->out[m], BATCH_FILLED, rt->now_ns);
+        int sent = instruct_send(rt, m, INSTRUCT_LOOKED);
 
         if (sent < 0)
             return sent;

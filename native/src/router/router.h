@@ -5,6 +5,7 @@
  *
  *   router.c      opening, the turn, start
  *   route.c       one message to its recipients
+ *   instruct.c    the orders themselves, and when they leave
  *   session.c     sessions and subscriptions
  *   modes.h       requests that wait for answers, sessions of clients, names
  */
@@ -15,6 +16,8 @@
 #include "router/index/index.h"
 #include "router/routing.h"
 #include "base/spin.h"
+#include "base/trace_if.h"
+#include "shm/records.h"
 
 #include <stdlib.h>
 
@@ -25,7 +28,7 @@
                                          * than it may have to wait for a core, less than a restart */
 #define ROUTER_REDO_SOFT (REDO_PAIRS_MAX / 2) /* words of a step before it ends; a message adds 4096 at most */
 #define ROUTER_INFO_MAX 1024u
-#define ROUTER_REFS_MAX (BATCH_BYTES / sizeof(struct ref))
+#define ROUTER_REFS_MAX (BATCH_BYTES / REF_BYTES_MIN)
 
 API struct router_conf {
     uint32_t connmgrs;
@@ -46,12 +49,6 @@ API struct router_stats { /* only grow */
     uint64_t statuses, names_refused;
     uint64_t found_words;   /* at start: of a committed step that was not finished */
     uint64_t found_batches; /* at start: received and not processed, or not sent */
-};
-
-struct router_mark { /* what is said about the references being routed (trace_marks.c) */
-    uint64_t queued_ns;
-    uint32_t bytes;
-    struct order_trace about;
 };
 
 struct sub_chain { /* derived, per subscription: the list of its session */
@@ -92,7 +89,7 @@ struct router {
     uint64_t hashes[ROUTER_REFS_MAX];
     uint16_t offsets[ROUTER_REFS_MAX];
     struct router_stats stats;
-    struct router_mark mark;
+    struct order_trace mark; /* what is said about the references being routed (trace_marks.c) */
     int marking;             /* the references being routed are traced */
     int marked_look;         /* some of this look were */
     uint64_t marked_batches; /* of references: the number of the present one */
@@ -114,7 +111,7 @@ void router_commit(struct router *rt);
 void router_commit_at(struct router *rt, uint32_t from, uint64_t at);
 /* All of a reference. 1: done; 0: a ring has no room for the next message (rt->routed says which of
  * a run), of which nothing was changed. */
-int route_message(struct router *rt, uint32_t from, const struct ref *r, uint64_t hash);
+int route_message(struct router *rt, uint32_t from, const struct ref_message *r, uint64_t hash);
 /* A connection's own subscription that would get a message to `subject`, or ROUTER_NONE. */
 uint32_t route_own_sub(struct router *rt, uint32_t conn, const char *subject, uint32_t len);
 /* Counts a message on a member of a queue group; those that have had their maximum are dropped by
@@ -131,36 +128,9 @@ void router_mark_end(struct router *rt);
 void router_mark(struct router *rt, struct batch_out *o, uint32_t bytes);
 
 /* Where the reference is in the batch of connmgr `from`. */
-static inline uint64_t router_at(const struct router *rt, uint32_t from, const struct ref *r)
+static inline uint64_t router_at(const struct router *rt, uint32_t from, const void *r)
 {
     return (uint64_t)((const char *)r - (const char *)&routing_lane(rt->seg, from)->inbox);
-}
-
-/* Space for an order; `load` as in struct batch_out. */
-static inline struct order *router_append_run(struct router *rt, uint32_t connmgr, uint32_t bytes, uint32_t load)
-{
-    struct batch_out *o = &rt->out[connmgr];
-
-    if (TRACE_IF(rt->marking))
-        router_mark(rt, o, bytes + load);
-    if (o->bytes + o->load + bytes + load > BATCH_BYTES) {
-        if (batch_out_room(o) == 0)
-            abort(); /* the caller made sure of room; a successor repeats the step */
-        batch_out_turn(o, rt->now_ns);
-    }
-    if (!o->first_ns)
-        o->first_ns = rt->now_ns;
-    rt->stepping = 1;
-    struct order *at = (struct order *)((char *)batch_slot(o->ring, o->seq) + o->bytes);
-
-    o->bytes += bytes;
-    o->load += load;
-    return at;
-}
-
-static inline struct order *router_append(struct router *rt, uint32_t connmgr, uint32_t bytes)
-{
-    return router_append_run(rt, connmgr, bytes, 0);
 }
 
 static inline int router_room(const struct router *rt, uint32_t connmgr, uint32_t batches)

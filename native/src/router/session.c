@@ -4,6 +4,7 @@
  * the same thing again, leaves the same table and is answered again. So the words are stored
  * at once, not through the redo log. Text longer than the record continues in cells.
  */
+#include "router/instruct.h"
 #include "router/modes/modes.h"
 
 #include "base/crash.h"
@@ -110,16 +111,11 @@ void session_drop_sub(struct router *rt, uint32_t connmgr, uint32_t slot, int wi
     rt->stats.unsubscribed++;
 }
 
-static void answer(struct router *rt, uint32_t to, uint8_t type, uint64_t handle, uint32_t one)
-{
-    *router_append(rt, to, sizeof(struct order)) = (struct order){.type = type, .one = one, .handle = handle};
-}
-
-static void send_info(struct router *rt, uint32_t to, const struct ref *r)
+static void send_info(struct router *rt, uint32_t to, const struct ref_open *r)
 {
     char text[ROUTER_INFO_MAX + 256], number[24], *at = text;
     const struct router_conf *conf = &rt->conf;
-    uint64_t uid = r->handle;
+    uint64_t uid = r->uid;
     int digits = 0;
 
     do
@@ -129,23 +125,19 @@ static void send_info(struct router *rt, uint32_t to, const struct ref *r)
     while (digits)
         *at++ = number[--digits];
     at = stpcpy(at, conf->info_middle);
-    memcpy(at, r->text, r->text_len);
-    at = stpcpy(at + r->text_len, conf->info_tail);
-    uint32_t len = (uint32_t)(at - text);
-    struct order *o = router_append(rt, to, (uint32_t)sizeof(*o) + batch_pad(len));
-
-    *o = (struct order){.type = ORDER_INFO, .count = (uint16_t)len, .one = r->conn, .handle = r->handle};
-    memcpy(o->subs, text, len);
+    memcpy(at, r->ip, r->ip_len);
+    at = stpcpy(at + r->ip_len, conf->info_tail);
+    instruct_info(rt, to, r->conn, r->uid, text, (uint32_t)(at - text));
 }
 
-static void open_session(struct router *rt, uint32_t from, const struct ref *r)
+static void open_session(struct router *rt, uint32_t from, const struct ref_open *r)
 {
     struct routing_session *s = &routing_sessions(rt->seg)[r->conn];
 
-    if (s->uid != r->handle) {
+    if (s->uid != r->uid) {
         s->word = (uint64_t)from << 32;
         s->account = s->principal = s->permits = s->kind = 0;
-        s->uid = r->handle; /* "session.opened" */
+        s->uid = r->uid; /* "session.opened" */
         CRASH(SESSION_OPENED);
         rt->session_subs[r->conn] = ROUTER_NONE;
         rt->stats.sessions_opened++;
@@ -153,19 +145,19 @@ static void open_session(struct router *rt, uint32_t from, const struct ref *r)
     send_info(rt, from, r);
 }
 
-static void ready_session(struct router *rt, uint32_t from, const struct ref *r)
+static void ready_session(struct router *rt, uint32_t from, const struct ref_ready *r)
 {
     struct routing_session *s = &routing_sessions(rt->seg)[r->conn];
 
-    if (s->uid == r->handle)
-        s->word = (uint64_t)from << 32 | r->size;
+    if (s->uid == r->uid)
+        s->word = (uint64_t)from << 32 | r->options;
 }
 
-static int close_session(struct router *rt, uint32_t from, const struct ref *r)
+static int close_session(struct router *rt, uint32_t from, const struct ref_close *r)
 {
     struct routing_session *s = &routing_sessions(rt->seg)[r->conn];
 
-    if (s->uid == r->handle) {
+    if (s->uid == r->uid) {
         if (modes_conn_involved(rt, r->conn) && !modes_close(rt, from, r))
             return 0;
         while (rt->session_subs[r->conn] != ROUTER_NONE) {
@@ -177,17 +169,17 @@ static int close_session(struct router *rt, uint32_t from, const struct ref *r)
         CRASH(SESSION_CLOSED);
         rt->stats.sessions_closed++;
     }
-    answer(rt, from, ORDER_CLOSED, r->handle, r->conn);
+    instruct_conn(rt, from, ORDER_CLOSED, r->conn, r->uid);
     return 1;
 }
 
-static void subscribe(struct router *rt, uint32_t from, const struct ref *r)
+static void subscribe(struct router *rt, uint32_t from, const struct ref_subscribe *r)
 {
-    uint32_t slot = (uint32_t)r->handle;
-    uint32_t text = r->text_len + r->text2_len;
+    uint32_t slot = (uint32_t)r->sub;
+    uint32_t text = r->subject_len + r->queue_len;
     struct routing_sub *s = routing_sub(rt->seg, from, slot);
     const struct routing_session *session = &routing_sessions(rt->seg)[r->conn];
-    uint64_t word = ROUTING_ACTIVE | (r->handle & ROUTING_EPOCH) | r->conn;
+    uint64_t word = ROUTING_ACTIVE | (r->sub & ROUTING_EPOCH) | r->conn;
     int err = session->uid ? 0 : -ENOENT;
 
     if (slot < rt->seg->subs_high[from] && s->word == word)
@@ -195,11 +187,11 @@ static void subscribe(struct router *rt, uint32_t from, const struct ref *r)
     if (!err && cells_left(rt) < cells_needed(text))
         err = -ENOSPC;
     if (!err)
-        err = index_add(rt->index, INDEX_SUB(from, slot), r->conn, r->text, r->text_len,
-                        r->text + r->text_len, r->text2_len);
+        err = index_add(rt->index, INDEX_SUB(from, slot), r->conn, r->text, r->subject_len,
+                        r->text + r->subject_len, r->queue_len);
     if (err) {
         rt->stats.refused++;
-        answer(rt, from, ORDER_REFUSED, r->handle, r->conn);
+        instruct_sub(rt, from, ORDER_REFUSED, r->conn, r->sub);
         return;
     }
     if (rt->seg->subs_high[from] <= slot)
@@ -208,8 +200,8 @@ static void subscribe(struct router *rt, uint32_t from, const struct ref *r)
     s->account = session->account;
     s->kind = 0;
     s->max = s->routed = s->base = s->stamp = 0;
-    s->subject_len = r->text_len;
-    s->queue_len = r->text2_len;
+    s->subject_len = r->subject_len;
+    s->queue_len = r->queue_len;
     write_text(rt, s, r->text, text);
     s->word = word; /* "routing.subscribe" */
     CRASH(SUBSCRIBE_STORED);
@@ -217,46 +209,37 @@ static void subscribe(struct router *rt, uint32_t from, const struct ref *r)
     rt->stats.subscribed++;
 }
 
-static int unsubscribe(struct router *rt, uint32_t from, const struct ref *r)
+static int unsubscribe(struct router *rt, uint32_t from, const struct ref_unsubscribe *r)
 {
-    uint32_t slot = (uint32_t)r->handle;
+    uint32_t slot = (uint32_t)r->sub;
     struct routing_sub *s = routing_sub(rt->seg, from, slot);
-    uint64_t max;
+    uint64_t max = r->max;
     int there = slot < rt->seg->subs_high[from] &&
-                s->word == (ROUTING_ACTIVE | (r->handle & ROUTING_EPOCH) | r->conn);
+                s->word == (ROUTING_ACTIVE | (r->sub & ROUTING_EPOCH) | r->conn);
 
-    memcpy(&max, r->text, 8);
     if (there && (max == 0 || (s->queue_len && s->routed >= max)) && modes_sub_pinned(rt, from, slot) &&
         !modes_unpin(rt, from, r, slot))
         return 0;
     if (max == 0) {
         if (there)
             session_drop_sub(rt, from, slot, 0);
-        answer(rt, from, ORDER_UNSUBSCRIBED, r->handle, r->conn);
+        instruct_sub(rt, from, ORDER_UNSUBSCRIBED, r->conn, r->sub);
     } else if (there && s->queue_len && s->routed < max) {
         s->max = max;
     } else if (!there || s->queue_len) { /* it has had them all */
         if (there)
             session_drop_sub(rt, from, slot, 0);
-        answer(rt, from, ORDER_UNSUBSCRIBED, r->handle, r->conn);
+        instruct_sub(rt, from, ORDER_UNSUBSCRIBED, r->conn, r->sub);
     }
     return 1;
 }
 
 /* Passes on that a consumer is crowded. Nobody answers: if there is no room now, the next message to
  * that consumer says it again. */
-static void pass_hold(struct router *rt, const struct ref *r)
+static void pass_hold(struct router *rt, const struct ref_hold *r)
 {
-    uint64_t to;
-
-    memcpy(&to, r->text, 8);
-    if (to >= rt->conf.connmgrs || !router_room(rt, (uint32_t)to, 1))
-        return;
-    struct order *o = router_append(rt, (uint32_t)to, sizeof(*o) + 8);
-
-    *o = (struct order){.type = ORDER_HOLD, .one = r->size, .handle = r->handle};
-    o->subs[0] = r->conn;
-    o->subs[1] = 0;
+    if (r->publisher_port < rt->conf.connmgrs && router_room(rt, (uint32_t)r->publisher_port, 1))
+        instruct_hold(rt, (uint32_t)r->publisher_port, r);
 }
 
 /* Handles a reference that is not a message. 1: done; 0: no room for the answer. */
@@ -267,23 +250,23 @@ int session_handle(struct router *rt, uint32_t from, const struct ref *r)
     rt->stepping = 1;
     switch (r->type) {
     case REF_OPEN:
-        open_session(rt, from, r);
+        open_session(rt, from, (const struct ref_open *)r);
         break;
     case REF_READY:
-        ready_session(rt, from, r);
-        return r->flags & REF_MODE ? modes_name(rt, from, r) : 1;
+        ready_session(rt, from, (const struct ref_ready *)r);
+        return r->flags & REF_NAMED ? modes_name(rt, from, (const struct ref_ready *)r) : 1;
     case REF_CLOSE:
-        return close_session(rt, from, r);
+        return close_session(rt, from, (const struct ref_close *)r);
     case REF_SUBSCRIBE:
-        subscribe(rt, from, r);
+        subscribe(rt, from, (const struct ref_subscribe *)r);
         break;
     case REF_UNSUBSCRIBE:
-        return unsubscribe(rt, from, r);
+        return unsubscribe(rt, from, (const struct ref_unsubscribe *)r);
     case REF_PING:
-        answer(rt, from, ORDER_PONG, r->handle, r->conn);
+        instruct_conn(rt, from, ORDER_PONG, r->conn, ((const struct ref_ping *)r)->uid);
         break;
     case REF_HOLD:
-        pass_hold(rt, r);
+        pass_hold(rt, (const struct ref_hold *)r);
         break;
     default:
         return -EBADMSG;

@@ -32,7 +32,7 @@ static void close_batch(struct batch_out *o, uint64_t now_ns)
     o->passes = 0;
     o->said_more = o->more;
     b->closed_ns = now_ns;
-    b->step_ns = o->first_ns ? o->first_ns : o->tag;
+    b->trace_tag = o->trace_tag;
 }
 
 void batch_out_turn(struct batch_out *o, uint64_t now_ns)
@@ -41,7 +41,7 @@ void batch_out_turn(struct batch_out *o, uint64_t now_ns)
     o->seq++;
     o->bytes = BATCH_HEAD;
     o->load = 0;
-    o->first_ns = o->marked = 0;
+    o->marked = 0;
 }
 
 int batch_out_send(struct batch_out *o, enum batch_flush flush, uint64_t now_ns)

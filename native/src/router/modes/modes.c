@@ -6,6 +6,7 @@
  *               lists of its connections and, with a deadline, in the heap.
  * After a crash: records whose word was not committed are free. modes_start() rebuilds the rest.
  */
+#include "router/instruct.h"
 #include "router/modes/modes.h"
 
 #include "base/crash.h"
@@ -156,7 +157,7 @@ static void link_request(struct router *rt, uint32_t request, uint8_t mode)
         heap_add(rt, request);
 }
 
-uint32_t modes_take_request(struct router *rt, const struct ref *r, uint8_t mode, uint64_t deadline_ns)
+uint32_t modes_take_request(struct router *rt, const struct ref_message *r, uint8_t mode, uint64_t deadline_ns)
 {
     struct modes *m = rt->modes;
     struct routing *seg = rt->seg;
@@ -175,8 +176,8 @@ uint32_t modes_take_request(struct router *rt, const struct ref *r, uint8_t mode
     q->uid = routing_sessions(seg)[r->conn].uid;
     q->conn = r->conn;
     q->deadline_ns = deadline_ns;
-    q->reply_len = r->text2_len;
-    memcpy(q->reply, r->text + r->text_len, r->text2_len);
+    q->reply_len = r->reply_len;
+    memcpy(q->reply, ref_reply(r), r->reply_len);
     redo_put(&rt->redo, &q->word, MODE_USED | ((q->word >> 8) + 1) << 8 | mode);
     link_request(rt, request, mode);
     rt->stepping = 1;
@@ -389,26 +390,6 @@ char *modes_put_number(char *to, uint64_t n)
     return to;
 }
 
-void modes_write_text(struct router *rt, uint32_t connmgr, const uint32_t *slots, uint32_t count,
-                      const struct order_text *lengths, const char *subject, const char *reply,
-                      const char *header, const char *body)
-{
-    uint32_t text = (uint32_t)sizeof(*lengths) + lengths->subject_len + lengths->reply_len +
-                    lengths->header_len + lengths->body_len;
-    struct order *o = router_append(rt, connmgr, (uint32_t)sizeof(*o) + batch_pad(count * 4) + batch_pad(text));
-
-    *o = (struct order){.type = ORDER_TEXT, .count = (uint16_t)count, .one = text};
-    memcpy(o->subs, slots, (size_t)count * 4);
-    struct order_text *t = (struct order_text *)((char *)o->subs + batch_pad(count * 4));
-    char *to = t->text;
-
-    *t = *lengths;
-    to = mempcpy(to, subject, lengths->subject_len);
-    to = mempcpy(to, reply, lengths->reply_len);
-    to = mempcpy(to, header, lengths->header_len);
-    memcpy(to, body, lengths->body_len);
-}
-
 void modes_tell(struct router *rt, uint32_t conn, const char *reply, uint32_t reply_len,
                 enum mode_status status, const char *extra)
 {
@@ -423,8 +404,8 @@ void modes_tell(struct router *rt, uint32_t conn, const char *reply, uint32_t re
     to = stpcpy(to, "\r\n");
     to = stpcpy(to, extra);
     to = stpcpy(to, "\r\n");
-    modes_write_text(rt, INDEX_SUB_CONNMGR(sub), &slot, 1,
-                     &(struct order_text){.subject_len = (uint16_t)reply_len, .header_len = (uint16_t)(to - header)},
-                     reply, "", header, "");
+    instruct_text(rt, INDEX_SUB_CONNMGR(sub), &slot, 1,
+                  &(struct order_written){.subject_len = (uint16_t)reply_len, .header_len = (uint16_t)(to - header)},
+                  reply, "", header, "");
     rt->stats.statuses++;
 }

@@ -79,13 +79,13 @@ struct modes {
 int modes_open(struct router *rt);
 void modes_start(struct router *rt);
 /* A message with REF_MODE, as route_message(). */
-int modes_message(struct router *rt, uint32_t from, const struct ref *r, uint64_t hash);
+int modes_message(struct router *rt, uint32_t from, const struct ref_message *r, uint64_t hash);
 /* REF_READY of a client that has a name. 1: done, also when it was refused; 0: no room. */
-int modes_name(struct router *rt, uint32_t from, const struct ref *r);
+int modes_name(struct router *rt, uint32_t from, const struct ref_ready *r);
 /* A connection is over: everything it asked or was asked is settled, in steps. 0: no room. */
-int modes_close(struct router *rt, uint32_t from, const struct ref *r);
+int modes_close(struct router *rt, uint32_t from, const struct ref_close *r);
 /* A subscription is about to go: sessions that stay with it end. 0: no room. */
-int modes_unpin(struct router *rt, uint32_t from, const struct ref *r, uint32_t sub);
+int modes_unpin(struct router *rt, uint32_t from, const struct ref_unsubscribe *r, uint32_t sub);
 /* Settles what is past its deadline, as far as there is room. Between steps. */
 void modes_expire(struct router *rt);
 /* When modes_expire() has to be called next; 0: never. */
@@ -113,7 +113,7 @@ static inline uint32_t modes_connmgr(const struct router *rt, uint32_t conn)
     return (uint32_t)(routing_sessions(rt->seg)[conn].word >> 32);
 }
 /* A new request of `r`, or ROUTER_NONE when there is none left for it. */
-uint32_t modes_take_request(struct router *rt, const struct ref *r, uint8_t mode, uint64_t deadline_ns);
+uint32_t modes_take_request(struct router *rt, const struct ref_message *r, uint8_t mode, uint64_t deadline_ns);
 /* A leg of it to that subscription; the caller has made sure of modes_legs_left(). */
 uint32_t modes_take_leg(struct router *rt, uint32_t request, uint8_t mode, index_sub sub);
 uint32_t modes_legs_left(const struct router *rt);
@@ -129,10 +129,6 @@ int modes_leg_stands(const struct router *rt, uint32_t leg);
  * lines. The caller has made sure of room for one batch more. */
 void modes_tell(struct router *rt, uint32_t conn, const char *reply, uint32_t reply_len,
                 enum mode_status status, const char *extra);
-/* A message of the router's own to `count` slots of a connmgr. */
-void modes_write_text(struct router *rt, uint32_t connmgr, const uint32_t *slots, uint32_t count,
-                      const struct order_text *lengths, const char *subject, const char *reply,
-                      const char *header, const char *body);
 char *modes_put_id(char *to, uint64_t id);
 char *modes_put_number(char *to, uint64_t n);
 /* The slot of the connection called that, or ROUTER_NONE. */
@@ -140,8 +136,8 @@ uint32_t modes_find_name(const struct router *rt, const char *name, uint32_t len
 /* Who a connection is, as header lines: its number, and its name if it has one. */
 #define MODES_WHO_MAX 128u
 void modes_who(const struct router *rt, uint32_t conn, uint64_t uid, char *to);
-int modes_list_clients(struct router *rt, uint32_t from, const struct ref *r);
+int modes_list_clients(struct router *rt, uint32_t from, const struct ref_message *r);
 void modes_hash_name(struct router *rt, uint32_t conn);
-int modes_drop_name(struct router *rt, uint32_t from, const struct ref *r);
+int modes_drop_name(struct router *rt, uint32_t from, const struct ref_close *r);
 
 #endif

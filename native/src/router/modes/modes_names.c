@@ -9,6 +9,7 @@
  * After a crash: the name is there and its watchers are told, or neither; then REF_READY, or
  *               REF_CLOSE, is handled again. A list of clients goes on after `listed`.
  */
+#include "router/instruct.h"
 #include "router/modes/modes.h"
 
 #include "base/crash.h"
@@ -90,7 +91,7 @@ static uint32_t subject_of(const char *name, uint32_t len, char *to)
 static void tell_watchers(struct router *rt, const char *name, uint32_t len, uint64_t uid, const char *event)
 {
     char subject[MODE_NAME_MAX + 32], body[ENTRY_MAX];
-    struct order_text lengths = {.subject_len = (uint16_t)subject_of(name, len, subject)};
+    struct order_written lengths = {.subject_len = (uint16_t)subject_of(name, len, subject)};
 
     lengths.body_len = (uint16_t)(put_client(body, name, len, uid, event) - body);
     const struct index_match *m = index_match(rt->index, subject, lengths.subject_len,
@@ -102,13 +103,13 @@ static void tell_watchers(struct router *rt, const char *name, uint32_t len, uin
 
         while (i < told && n < MODES_WATCHERS_EACH && INDEX_SUB_CONNMGR(m->subs[i]) == connmgr)
             slots[n++] = INDEX_SUB_SLOT(m->subs[i++]);
-        modes_write_text(rt, connmgr, slots, n, &lengths, subject, "", "", body);
+        instruct_text(rt, connmgr, slots, n, &lengths, subject, "", "", body);
     }
     for (uint32_t g = 0; g < m->group_count && g < MODES_WATCHERS_EACH; g++) {
         index_sub sub = m->groups[g].subs[index_group_pick(&m->groups[g])];
 
         slots[0] = INDEX_SUB_SLOT(sub);
-        modes_write_text(rt, INDEX_SUB_CONNMGR(sub), slots, 1, &lengths, subject, "", "", body);
+        instruct_text(rt, INDEX_SUB_CONNMGR(sub), slots, 1, &lengths, subject, "", "", body);
     }
 }
 
@@ -131,36 +132,35 @@ static int room_for_watchers(struct router *rt, uint32_t from, const char *name,
 
 /* ---- names come and go ---- */
 
-int modes_name(struct router *rt, uint32_t from, const struct ref *r)
+int modes_name(struct router *rt, uint32_t from, const struct ref_ready *r)
 {
     struct mode_name *n = &routing_names(rt->seg)[r->conn];
 
-    if (routing_sessions(rt->seg)[r->conn].uid != r->handle || r->text_len > MODE_NAME_MAX)
+    if (routing_sessions(rt->seg)[r->conn].uid != r->uid || r->name_len > MODE_NAME_MAX)
         return 1;
     if (rt->seg->names_high <= r->conn)
         rt->seg->names_high = r->conn + 1;
     if (n->word & MODE_USED)
         return 1; /* said again after a crash of its connmgr */
-    if (!room_for_watchers(rt, from, r->text, r->text_len))
+    if (!room_for_watchers(rt, from, r->name, r->name_len))
         return 0;
-    if (modes_find_name(rt, r->text, r->text_len) != ROUTER_NONE) {
-        *router_append(rt, from, sizeof(struct order)) =
-            (struct order){.type = ORDER_NAME_TAKEN, .one = r->conn, .handle = r->handle};
+    if (modes_find_name(rt, r->name, r->name_len) != ROUTER_NONE) {
+        instruct_conn(rt, from, ORDER_NAME_TAKEN, r->conn, r->uid);
         rt->stats.names_refused++;
         return 1;
     }
-    n->uid = r->handle;
-    memcpy(n->text, r->text, r->text_len);
-    redo_put(&rt->redo, &n->word, MODE_USED | r->text_len);
+    n->uid = r->uid;
+    memcpy(n->text, r->name, r->name_len);
+    redo_put(&rt->redo, &n->word, MODE_USED | r->name_len);
     rt->stepping = 1;
-    tell_watchers(rt, r->text, r->text_len, r->handle, ",\"event\":\"up\"}");
+    tell_watchers(rt, r->name, r->name_len, r->uid, ",\"event\":\"up\"}");
     CRASH(NAME_GIVEN);
     router_commit_at(rt, from, router_at(rt, from, r) + r->bytes);
     modes_hash_name(rt, r->conn);
     return 1;
 }
 
-int modes_drop_name(struct router *rt, uint32_t from, const struct ref *r)
+int modes_drop_name(struct router *rt, uint32_t from, const struct ref_close *r)
 {
     struct mode_name *n = &routing_names(rt->seg)[r->conn];
 
@@ -185,14 +185,14 @@ static int wanted(const struct mode_name *n, const char *name, uint32_t len)
 }
 
 /* A request to MODE_CLIENTS_SUBJECT, perhaps with a name. Pages of a JSON list, then the end. */
-int modes_list_clients(struct router *rt, uint32_t from, const struct ref *r)
+int modes_list_clients(struct router *rt, uint32_t from, const struct ref_message *r)
 {
     const uint32_t prefix = sizeof MODE_CLIENTS_SUBJECT; /* with the dot */
-    const char *name = r->text + prefix, *reply = r->text + r->text_len;
-    uint32_t len = r->text_len > prefix ? r->text_len - prefix : 0;
+    const char *name = r->text + prefix, *reply = ref_reply(r);
+    uint32_t len = r->subject_len > prefix ? r->subject_len - prefix : 0;
     struct routing_in *in = &rt->seg->in[from];
     uint64_t at = in->listed;
-    index_sub sub = r->text2_len ? route_own_sub(rt, r->conn, reply, r->text2_len) : ROUTER_NONE;
+    index_sub sub = r->reply_len ? route_own_sub(rt, r->conn, reply, r->reply_len) : ROUTER_NONE;
 
     while (sub != ROUTER_NONE && at < rt->seg->names_high) {
         char page[MODES_PAGE_BYTES + ENTRY_MAX], *to = page;
@@ -211,9 +211,9 @@ int modes_list_clients(struct router *rt, uint32_t from, const struct ref *r)
         *to++ = ']';
         if (!router_room(rt, from, 2))
             return 0;
-        modes_write_text(rt, from, &slot, 1,
-                         &(struct order_text){.subject_len = r->text2_len, .body_len = (uint16_t)(to - page)},
-                         reply, "", "", page);
+        instruct_text(rt, from, &slot, 1,
+                      &(struct order_written){.subject_len = r->reply_len, .body_len = (uint16_t)(to - page)},
+                      reply, "", "", page);
         redo_put(&rt->redo, &in->listed, at);
         CRASH(CLIENTS_PAGE);
         router_commit_at(rt, from, router_at(rt, from, r));
@@ -221,9 +221,8 @@ int modes_list_clients(struct router *rt, uint32_t from, const struct ref *r)
     if (!router_room(rt, from, 1))
         return 0;
     if (sub != ROUTER_NONE)
-        modes_tell(rt, r->conn, reply, r->text2_len, STATUS_END, "");
-    *router_append(rt, from, sizeof(struct order)) =
-        (struct order){.type = ORDER_DELETE, .limit = 1, .count = 1, .handle = r->handle};
+        modes_tell(rt, r->conn, reply, r->reply_len, STATUS_END, "");
+    instruct_delete(rt, from, r->handle, 1);
     redo_put(&rt->redo, &in->listed, 0);
     return 1;
 }

@@ -8,52 +8,38 @@
  * After a crash: the step is repeated. The choice among responders may differ: nothing of the first
  *               attempt was visible to anybody.
  */
+#include "router/instruct.h"
 #include "router/modes/modes.h"
 
 #include "base/crash.h"
 
-static void delete(struct router *rt, uint32_t from, const struct ref *r)
-{
-    *router_append(rt, from, sizeof(struct order)) =
-        (struct order){.type = ORDER_DELETE, .limit = 1, .count = 1, .handle = r->handle};
-}
-
 /* To nobody, and the sender is told why. */
-static int refuse(struct router *rt, uint32_t from, const struct ref *r, enum mode_status status)
+static int refuse(struct router *rt, uint32_t from, const struct ref_message *r, enum mode_status status)
 {
     if (!router_room(rt, from, 1))
         return 0;
-    delete(rt, from, r);
-    if (r->text2_len)
-        modes_tell(rt, r->conn, r->text + r->text_len, r->text2_len, status, "");
+    instruct_delete(rt, from, r->handle, 1);
+    if (r->reply_len)
+        modes_tell(rt, r->conn, ref_reply(r), r->reply_len, status, "");
     rt->stats.mode_refused++;
     return 1;
 }
 
-static struct order *order_as(struct router *rt, const struct ref *r, index_sub sub, uint64_t deadline_ns,
-                              const char *subject, uint32_t subject_len, const char *reply, uint32_t reply_len)
+static struct order *order_as(struct router *rt, const struct ref_message *r, index_sub sub, const struct instruct_as *as)
 {
-    uint32_t count = (uint32_t)sizeof(struct order_mode) + subject_len + reply_len;
-    struct order *o = router_append(rt, INDEX_SUB_CONNMGR(sub), (uint32_t)sizeof(*o) + batch_pad(count));
-    struct order_mode *as = (struct order_mode *)o->subs;
-
-    *o = (struct order){.type = ORDER_MODE, .limit = 1, .count = (uint16_t)count,
-                        .one = INDEX_SUB_SLOT(sub), .handle = r->handle};
-    *as = (struct order_mode){.deadline_ns = deadline_ns, .subject_len = (uint16_t)subject_len,
-                              .reply_len = (uint16_t)reply_len};
-    memcpy(mempcpy(as->text, subject, subject_len), reply, reply_len);
     rt->stats.deliveries++;
-    return o;
+    return instruct_mode(rt, INDEX_SUB_CONNMGR(sub), INDEX_SUB_SLOT(sub), r->handle, as);
 }
 
 /* To the responder of a leg, with the leg's id as reply subject. */
-static struct order *order_leg(struct router *rt, const struct ref *r, uint32_t leg, uint64_t deadline_ns)
+static struct order *order_leg(struct router *rt, const struct ref_message *r, uint32_t leg, uint64_t deadline_ns)
 {
     char reply[MODE_REPLY_BYTES];
 
     memcpy(reply, MODE_REPLY_PREFIX, sizeof MODE_REPLY_PREFIX - 1);
     modes_put_id(reply + sizeof MODE_REPLY_PREFIX - 1, modes_leg_id(rt, leg));
-    return order_as(rt, r, routing_legs(rt->seg)[leg].sub, deadline_ns, "", 0, reply, sizeof reply);
+    return order_as(rt, r, routing_legs(rt->seg)[leg].sub,
+                    &(struct instruct_as){.deadline_ns = deadline_ns, .subject = "", .reply = reply, .reply_len = sizeof reply});
 }
 
 /* ---- whom to ask ---- */
@@ -66,7 +52,7 @@ static int less_loaded(const struct router *rt, uint32_t a, uint32_t b)
 }
 
 /* The least loaded of `count` candidates: fewest outstanding requests, then the longest idle. */
-static index_sub least_loaded(const struct router *rt, const struct ref *r, const uint32_t *subs,
+static index_sub least_loaded(const struct router *rt, const struct ref_message *r, const uint32_t *subs,
                               const uint32_t *conns, uint32_t count)
 {
     uint32_t best = ROUTER_NONE;
@@ -81,9 +67,9 @@ static index_sub least_loaded(const struct router *rt, const struct ref *r, cons
 }
 
 /* One of all members of queue groups; only where there are none, one of the plain subscribers. */
-static index_sub choose_any(struct router *rt, const struct ref *r, uint64_t hash)
+static index_sub choose_any(struct router *rt, const struct ref_message *r, uint64_t hash)
 {
-    const struct index_match *m = index_match(rt->index, r->text, r->text_len, hash);
+    const struct index_match *m = index_match(rt->index, r->text, r->subject_len, hash);
     index_sub best = ROUTER_NONE;
     uint32_t best_conn = 0;
 
@@ -104,17 +90,17 @@ static index_sub choose_any(struct router *rt, const struct ref *r, uint64_t has
 }
 
 /* The subscription of the client with that name to its own subject. */
-static index_sub choose_named(struct router *rt, const struct ref *r)
+static index_sub choose_named(struct router *rt, const struct ref_message *r)
 {
     const uint32_t prefix = sizeof MODE_IPC_PREFIX - 1;
-    uint32_t conn = modes_find_name(rt, r->text + prefix, r->text_len - prefix);
+    uint32_t conn = modes_find_name(rt, r->text + prefix, r->subject_len - prefix);
 
     if (conn == ROUTER_NONE || (r->flags & REF_NO_ECHO && conn == r->conn))
         return ROUTER_NONE;
-    return route_own_sub(rt, conn, r->text, r->text_len);
+    return route_own_sub(rt, conn, r->text, r->subject_len);
 }
 
-static index_sub choose(struct router *rt, const struct ref *r, uint64_t hash)
+static index_sub choose(struct router *rt, const struct ref_message *r, uint64_t hash)
 {
     return ref_mode(r)->place == PLACE_IPC ? choose_named(rt, r) : choose_any(rt, r, hash);
 }
@@ -122,19 +108,18 @@ static index_sub choose(struct router *rt, const struct ref *r, uint64_t hash)
 /* ---- requests ---- */
 
 /* Without anybody to hear of an answer: one delivery, and nothing to remember. */
-static int deliver_one(struct router *rt, const struct ref *r, index_sub sub)
+static int deliver_one(struct router *rt, const struct ref_message *r, index_sub sub)
 {
     if (!router_room(rt, INDEX_SUB_CONNMGR(sub), 1))
         return 0;
-    *router_append(rt, INDEX_SUB_CONNMGR(sub), sizeof(struct order)) =
-        (struct order){.type = ORDER_DELIVER, .limit = 1, .count = 1, .one = INDEX_SUB_SLOT(sub), .handle = r->handle};
+    instruct_deliver_one(rt, INDEX_SUB_CONNMGR(sub), INDEX_SUB_SLOT(sub), r->handle);
     rt->stats.deliveries++;
     route_count_pick(rt, sub);
     route_drop_spent(rt);
     return 1;
 }
 
-static int named(struct router *rt, uint32_t from, const struct ref *r)
+static int named(struct router *rt, uint32_t from, const struct ref_message *r)
 {
     index_sub sub = choose_named(rt, r);
 
@@ -142,22 +127,22 @@ static int named(struct router *rt, uint32_t from, const struct ref *r)
 }
 
 /* A request to one responder, or the first of a session. */
-static int ask_one(struct router *rt, uint32_t from, const struct ref *r, uint64_t hash, uint8_t mode)
+static int ask_one(struct router *rt, uint32_t from, const struct ref_message *r, uint64_t hash, uint8_t mode)
 {
     uint64_t deadline_ns = mode == MODE_SESSION ? 0 : ref_mode(r)->deadline_ns;
 
-    if (r->text2_len > MODE_REPLY_MAX)
+    if (r->reply_len > MODE_REPLY_MAX)
         return refuse(rt, from, r, STATUS_REPLY_TOO_LONG);
-    if (mode == MODE_SESSION && !r->text2_len)
+    if (mode == MODE_SESSION && !r->reply_len)
         return refuse(rt, from, r, STATUS_BAD);
     if (mode == MODE_SESSION &&
-        modes_find_session(rt, r->conn, r->text + r->text_len, r->text2_len) != ROUTER_NONE)
+        modes_find_session(rt, r->conn, ref_reply(r), r->reply_len) != ROUTER_NONE)
         return refuse(rt, from, r, STATUS_SESSION_EXISTS);
     index_sub sub = choose(rt, r, hash);
 
     if (sub == ROUTER_NONE)
         return refuse(rt, from, r, STATUS_NO_RESPONDERS);
-    if (!r->text2_len)
+    if (!r->reply_len)
         return deliver_one(rt, r, sub);
     if (!router_room(rt, INDEX_SUB_CONNMGR(sub), 1))
         return 0;
@@ -178,16 +163,16 @@ static int ask_one(struct router *rt, uint32_t from, const struct ref *r, uint64
 }
 
 /* A further message of a session, to the one responder it has. */
-static int session_message(struct router *rt, uint32_t from, const struct ref *r, uint8_t mode)
+static int session_message(struct router *rt, uint32_t from, const struct ref_message *r, uint8_t mode)
 {
-    uint32_t request = modes_find_session(rt, r->conn, r->text + r->text_len, r->text2_len);
+    uint32_t request = modes_find_session(rt, r->conn, ref_reply(r), r->reply_len);
 
     if (!router_room(rt, from, 1))
         return 0;
     if (request == ROUTER_NONE) {
         if (mode == MODE_SESSION)
             return refuse(rt, from, r, STATUS_NO_SESSION);
-        delete(rt, from, r); /* ended already, by the other side */
+        instruct_delete(rt, from, r->handle, 1); /* ended already, by the other side */
         return 1;
     }
     uint32_t leg = rt->modes->request_links[request].legs - 1;
@@ -211,7 +196,7 @@ static int session_message(struct router *rt, uint32_t from, const struct ref *r
 
 /* Everybody who listens: each plain subscription, and one member of each queue group. Returns how
  * many; no more than `max` are put into rt->picks. */
-static uint32_t listeners(struct router *rt, const struct ref *r, uint64_t hash, uint32_t max)
+static uint32_t listeners(struct router *rt, const struct ref_message *r, uint64_t hash, uint32_t max)
 {
     uint32_t count = 0;
 
@@ -219,7 +204,7 @@ static uint32_t listeners(struct router *rt, const struct ref *r, uint64_t hash,
         rt->picks[0] = choose_named(rt, r);
         return rt->picks[0] != ROUTER_NONE;
     }
-    const struct index_match *m = index_match(rt->index, r->text, r->text_len, hash);
+    const struct index_match *m = index_match(rt->index, r->text, r->subject_len, hash);
 
     for (uint32_t i = 0; i < m->count; i++) {
         if (r->flags & REF_NO_ECHO && m->conns[i] == r->conn)
@@ -241,7 +226,7 @@ static uint32_t listeners(struct router *rt, const struct ref *r, uint64_t hash,
     return count;
 }
 
-static void order_legs(struct router *rt, const struct ref *r, uint32_t request, uint32_t count,
+static void order_legs(struct router *rt, const struct ref_message *r, uint32_t request, uint32_t count,
                        uint64_t deadline_ns)
 {
     struct order *last = NULL;
@@ -254,24 +239,24 @@ static void order_legs(struct router *rt, const struct ref *r, uint32_t request,
             if (INDEX_SUB_CONNMGR(rt->picks[i]) != connmgr)
                 continue;
             if (here)
-                here->type |= ORDER_MORE;
+                instruct_more(here);
             here = order_leg(rt, r, modes_take_leg(rt, request, MODE_FANOUT, rt->picks[i]), deadline_ns);
-            here->limit = 0;
+            instruct_limit(here, 0);
             last = here;
             touched |= 1u << connmgr;
         }
     }
-    last->limit = (uint8_t)__builtin_popcount(touched);
+    instruct_limit(last, (uint32_t)__builtin_popcount(touched));
 }
 
-static int ask_all(struct router *rt, uint32_t from, const struct ref *r, uint64_t hash)
+static int ask_all(struct router *rt, uint32_t from, const struct ref_message *r, uint64_t hash)
 {
     uint64_t deadline_ns = ref_mode(r)->deadline_ns;
     char expect[64];
 
-    if (!r->text2_len) /* nobody to tell: a broadcast */
+    if (!r->reply_len) /* nobody to tell: a broadcast */
         return ref_mode(r)->place == PLACE_IPC ? named(rt, from, r) : route_message(rt, from, r, hash);
-    if (r->text2_len > MODE_REPLY_MAX)
+    if (r->reply_len > MODE_REPLY_MAX)
         return refuse(rt, from, r, STATUS_REPLY_TOO_LONG);
     uint32_t count = listeners(rt, r, hash, MODES_FANOUT_MAX);
 
@@ -295,7 +280,7 @@ static int ask_all(struct router *rt, uint32_t from, const struct ref *r, uint64
     for (uint32_t i = 0; i < count; i++)
         route_count_pick(rt, rt->picks[i]);
     route_drop_spent(rt);
-    modes_tell(rt, r->conn, r->text + r->text_len, r->text2_len, STATUS_EXPECT, expect);
+    modes_tell(rt, r->conn, ref_reply(r), r->reply_len, STATUS_EXPECT, expect);
     CRASH(MODE_ASKED_ALL);
     rt->stats.mode_requests++;
     return 1;
@@ -303,7 +288,7 @@ static int ask_all(struct router *rt, uint32_t from, const struct ref *r, uint64
 
 /* ---- replies ---- */
 
-static int reply(struct router *rt, uint32_t from, const struct ref *r)
+static int reply(struct router *rt, uint32_t from, const struct ref_message *r)
 {
     uint8_t mode = ref_mode(r)->mode;
     uint32_t leg = modes_find_leg(rt, ref_mode(r)->id);
@@ -311,7 +296,7 @@ static int reply(struct router *rt, uint32_t from, const struct ref *r)
     if (!router_room(rt, from, 1))
         return 0;
     if (leg == ROUTER_NONE) { /* too late, or not one of ours */
-        delete(rt, from, r);
+        instruct_delete(rt, from, r->handle, 1);
         rt->stats.mode_late++;
         return 1;
     }
@@ -323,9 +308,9 @@ static int reply(struct router *rt, uint32_t from, const struct ref *r)
     index_sub sub = route_own_sub(rt, q->conn, q->reply, q->reply_len);
 
     if (sub == ROUTER_NONE)
-        delete(rt, from, r);
+        instruct_delete(rt, from, r->handle, 1);
     else
-        order_as(rt, r, sub, 0, q->reply, q->reply_len, "", 0);
+        order_as(rt, r, sub, &(struct instruct_as){.subject = q->reply, .subject_len = q->reply_len, .reply = ""});
     rt->stats.mode_replies++;
     if ((uint8_t)q->word == MODE_SESSION) {
         if (mode == MODE_SESSION_END)
@@ -341,7 +326,7 @@ static int reply(struct router *rt, uint32_t from, const struct ref *r)
     return 1;
 }
 
-int modes_message(struct router *rt, uint32_t from, const struct ref *r, uint64_t hash)
+int modes_message(struct router *rt, uint32_t from, const struct ref_message *r, uint64_t hash)
 {
     const struct ref_mode *m = ref_mode(r);
 

@@ -6,6 +6,7 @@
  * Invariants:   every client that still waits is told. Between two steps the tables hold what is not settled.
  * After a crash: the reference, or the deadline, is there again, and so is what was not committed.
  */
+#include "router/instruct.h"
 #include "router/modes/modes.h"
 
 #include "base/crash.h"
@@ -43,10 +44,10 @@ static void requester_gone(struct router *rt, uint32_t request)
 
         memcpy(id, MODE_REPLY_PREFIX, sizeof MODE_REPLY_PREFIX - 1);
         modes_put_id(id + sizeof MODE_REPLY_PREFIX - 1, modes_leg_id(rt, leg));
-        modes_write_text(rt, INDEX_SUB_CONNMGR(sub), &slot, 1,
-                         &(struct order_text){.subject_len = sizeof id, .reply_len = sizeof id,
-                                             .header_len = sizeof header - 1},
-                         id, id, header, "");
+        instruct_text(rt, INDEX_SUB_CONNMGR(sub), &slot, 1,
+                      &(struct order_written){.subject_len = sizeof id, .reply_len = sizeof id,
+                                              .header_len = sizeof header - 1},
+                      id, id, header, "");
         rt->stats.statuses++;
     }
     modes_free_request(rt, request);
@@ -66,7 +67,7 @@ static int room_for_responder(const struct router *rt, uint32_t request)
     return router_room(rt, INDEX_SUB_CONNMGR(routing_legs(rt->seg)[leg].sub), 1);
 }
 
-int modes_unpin(struct router *rt, uint32_t from, const struct ref *r, uint32_t sub)
+int modes_unpin(struct router *rt, uint32_t from, const struct ref_unsubscribe *r, uint32_t sub)
 {
     const uint32_t *pin = &rt->modes->pins[(uint64_t)from * rt->seg->subs_each + sub];
 
@@ -82,7 +83,7 @@ int modes_unpin(struct router *rt, uint32_t from, const struct ref *r, uint32_t 
     return 1;
 }
 
-int modes_close(struct router *rt, uint32_t from, const struct ref *r)
+int modes_close(struct router *rt, uint32_t from, const struct ref_close *r)
 {
     const struct mode_conn *c = &rt->modes->conns[r->conn];
     uint64_t at = router_at(rt, from, r);

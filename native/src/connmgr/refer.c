@@ -1,0 +1,119 @@
+/* refer: the references that are not of messages, and those no client frame brings. See refer.h. */
+#include "connmgr/refer.h"
+
+void refer_mode(struct connmgr *cm, const struct conn *c, uint64_t handle, uint32_t size, uint8_t flags,
+                const struct refer_texts *t, const struct ref_mode *mode)
+{
+    struct ref_message *r = refer_message(cm, c, handle, size, flags | REF_MODE, t, sizeof(*mode));
+
+    memcpy(r->text + batch_pad(t->subject_len + t->reply_len), mode, sizeof(*mode));
+    cm->modes++;
+}
+
+void refer_subscribe(struct connmgr *cm, const struct conn *c, uint32_t sub, const void *subject, uint32_t subject_len,
+                     const void *queue, uint32_t queue_len)
+{
+    uint32_t bytes = ref_bytes(subject_len + queue_len);
+    struct ref_subscribe *r = batch_out_append(&cm->refs, bytes, cm->now_ns);
+
+    *r = (struct ref_subscribe){.type = REF_SUBSCRIBE, .subject_len = (uint16_t)subject_len,
+                                .queue_len = (uint16_t)queue_len, .bytes = (uint16_t)bytes, .conn = c->slot,
+                                .sub = sub_handle(cm, sub)};
+    memcpy(r->text, subject, subject_len);
+    memcpy(r->text + subject_len, queue, queue_len);
+    cm->subscribed++;
+}
+
+void refer_unsubscribe(struct connmgr *cm, uint32_t conn, uint32_t sub, uint64_t max)
+{
+    struct ref_unsubscribe *r = batch_out_append(&cm->refs, sizeof(*r), cm->now_ns);
+
+    *r = (struct ref_unsubscribe){.type = REF_UNSUBSCRIBE, .max_len = sizeof(r->max), .bytes = sizeof(*r), .conn = conn,
+                                  .sub = sub_handle(cm, sub), .max = max};
+}
+
+void refer_ping(struct connmgr *cm, const struct conn *c)
+{
+    struct ref_ping *r = batch_out_append(&cm->refs, sizeof(*r), cm->now_ns);
+
+    *r = (struct ref_ping){.type = REF_PING, .bytes = sizeof(*r), .conn = c->slot, .uid = c->uid};
+}
+
+/* ---- what no client frame brings ---- */
+
+static void refer_hold(struct connmgr *cm, const struct hold_due *h)
+{
+    struct ref_hold *r = batch_out_append(&cm->refs, sizeof(*r), cm->now_ns);
+
+    *r = (struct ref_hold){.type = REF_HOLD, .port_len = sizeof(r->publisher_port), .bytes = sizeof(*r), .conn = h->consumer,
+                           .publisher = h->publisher, .uid = h->consumer_uid, .publisher_port = h->connmgr};
+}
+
+static void refer_open(struct connmgr *cm, const struct conn *c)
+{
+    const char *ip = cm->table->slots[c->slot].ip;
+    uint32_t len = (uint32_t)strlen(ip), bytes = ref_bytes(len);
+    struct ref_open *r = batch_out_append(&cm->refs, bytes, cm->now_ns);
+
+    *r = (struct ref_open){.type = REF_OPEN, .ip_len = (uint16_t)len, .bytes = (uint16_t)bytes, .conn = c->slot, .uid = c->uid};
+    memcpy(r->ip, ip, len);
+}
+
+static void refer_ready(struct connmgr *cm, const struct conn *c)
+{
+    const char *name = cm->recs[c->slot].name;
+    uint32_t len = (uint32_t)strlen(name), bytes = ref_bytes(len);
+    struct ref_ready *r = batch_out_append(&cm->refs, bytes, cm->now_ns);
+
+    *r = (struct ref_ready){.type = REF_READY, .flags = len ? REF_NAMED : 0, .name_len = (uint16_t)len,
+                            .bytes = (uint16_t)bytes, .conn = c->slot, .options = c->options, .uid = c->uid};
+    memcpy(r->name, name, len);
+}
+
+static void refer_close(struct connmgr *cm, const struct conn *c)
+{
+    struct ref_close *r = batch_out_append(&cm->refs, sizeof(*r), cm->now_ns);
+
+    *r = (struct ref_close){.type = REF_CLOSE, .bytes = sizeof(*r), .conn = c->slot, .uid = c->uid};
+}
+
+/* The first thing that the connection has to ask; what a closed one still had to is forgotten. */
+static void refer_asked(struct connmgr *cm, struct conn *c)
+{
+    if (c->asked & ASK_CLOSE) {
+        refer_close(cm, c);
+        c->asked = 0;
+    } else if (c->asked & ASK_OPEN) {
+        refer_open(cm, c);
+        c->asked &= (uint8_t)~ASK_OPEN;
+    } else {
+        refer_ready(cm, c);
+        c->asked &= (uint8_t)~ASK_READY;
+    }
+}
+
+static int has_room(const struct connmgr *cm) { return batch_out_room(&cm->refs) > 1; }
+
+void refer_due(struct connmgr *cm)
+{
+    while (cm->sub_due_count && has_room(cm)) {
+        uint32_t sub = cm->sub_due[--cm->sub_due_count];
+
+        if (cm->subs[sub].word & SUB_DYING)
+            refer_unsubscribe(cm, (uint32_t)cm->subs[sub].word, sub, 0);
+    }
+    while (cm->holds_due_count && has_room(cm))
+        refer_hold(cm, &cm->holds_due[--cm->holds_due_count]);
+    while (cm->asked_first != CONNMGR_NONE && has_room(cm)) {
+        struct conn *c = &cm->conns[cm->asked_first];
+
+        refer_asked(cm, c);
+        if (c->asked)
+            continue;
+        cm->asked_first = c->next_asked;
+        if (cm->asked_first == CONNMGR_NONE)
+            cm->asked_last = CONNMGR_NONE;
+    }
+    batch_out_put(&cm->refs, &cm->redo);
+    redo_commit(&cm->redo);
+}

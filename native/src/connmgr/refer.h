@@ -1,0 +1,82 @@
+/* refer: the references of this connmgr, and when they leave. The only writer of them.
+ *
+ * The structure: the ring of references in the journal (batch.h), records.h.
+ * Written by:   the connmgr, past the committed tail; they become valid with the step they are made in.
+ * Invariants:   no function here fails: the caller has made sure of room (refer_have_room).
+ * After a crash: what was not committed is overwritten.
+ */
+#ifndef MIDAIR_REFER_H
+#define MIDAIR_REFER_H
+
+#include "connmgr/connmgr.h"
+
+/* Room for the references of any one frame: a reading connmgr stops well before the ring is full, so
+ * that this fails only while the router is away. */
+static inline int refer_have_room(const struct connmgr *cm)
+{
+    return batch_out_room(&cm->refs) > BATCH_RING - CONNMGR_REFS_AHEAD;
+}
+
+struct refer_texts { /* of a message */
+    const void *subject, *reply;
+    uint32_t subject_len, reply_len;
+};
+
+/* A message; `more` bytes are left free behind the texts. */
+static inline struct ref_message *refer_message(struct connmgr *cm, const struct conn *c, uint64_t handle, uint32_t size,
+                                                uint8_t flags, const struct refer_texts *t, uint32_t more)
+{
+    uint32_t bytes = ref_bytes(t->subject_len + t->reply_len) + more;
+    struct ref_message *r = batch_out_append(&cm->refs, bytes, cm->now_ns);
+
+    r->type = REF_MESSAGE;
+    r->flags = flags;
+    r->subject_len = (uint16_t)t->subject_len;
+    r->reply_len = (uint16_t)t->reply_len;
+    r->bytes = (uint16_t)bytes;
+    r->conn = c->slot;
+    r->size = size;
+    r->handle = handle;
+    memcpy(r->text, t->subject, t->subject_len);
+    if (t->reply_len)
+        memcpy(r->text + t->subject_len, t->reply, t->reply_len);
+    return r;
+}
+
+/* `more` messages of `size` bytes each join the message, whose handles follow its own: it is a run. */
+static inline void refer_join(struct ref_message *r, uint32_t more, uint32_t size)
+{
+    struct ref_run *run = (struct ref_run *)r;
+
+    run->messages = (uint16_t)(more + 1);
+    run->flags |= REF_RUN;
+    run->size_all += more * size;
+}
+
+void refer_mode(struct connmgr *cm, const struct conn *c, uint64_t handle, uint32_t size, uint8_t flags,
+                const struct refer_texts *t, const struct ref_mode *mode);
+void refer_subscribe(struct connmgr *cm, const struct conn *c, uint32_t sub, const void *subject, uint32_t subject_len,
+                     const void *queue, uint32_t queue_len);
+void refer_unsubscribe(struct connmgr *cm, uint32_t conn, uint32_t sub, uint64_t max);
+void refer_ping(struct connmgr *cm, const struct conn *c);
+
+/* The references that no client frame brings, as far as there is room: a step of its own. */
+void refer_due(struct connmgr *cm);
+static inline int refer_any_due(const struct connmgr *cm)
+{
+    return cm->sub_due_count || cm->asked_first != CONNMGR_NONE || cm->holds_due_count;
+}
+
+/* When a batch leaves. Each one sent may wake the router, which costs more than what is in a small one. */
+enum refer_when {
+    REFER_READING = BATCH_CLOSED,  /* after each connection that was read: batches that are full */
+    REFER_ROUND = BATCH_FILLED,    /* nothing more to read now: also the one being filled */
+    REFER_FLOOD_OVER = BATCH_EMPTY, /* the same, even if it is empty: other connmgrs wait for the word */
+};
+/* Batches sent, or a negative errno. Nothing uncommitted may be pending, but for REFER_READING. */
+static inline int refer_send(struct connmgr *cm, enum refer_when when)
+{
+    return batch_out_send(&cm->refs, (enum batch_flush)when, cm->now_ns);
+}
+
+#endif

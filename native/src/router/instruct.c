@@ -1,0 +1,94 @@
+/* instruct: orders, one function for each kind. See instruct.h. */
+#include "router/instruct.h"
+
+struct order *instruct_deliver(struct router *rt, uint32_t connmgr, uint32_t recipients, uint64_t handle)
+{
+    struct order_deliver *o = instruct_append(rt, connmgr, order_deliver_bytes(recipients), 0);
+
+    *o = (struct order_deliver){.type = ORDER_DELIVER, .recipients = (uint16_t)recipients, .handle = handle};
+    return (struct order *)o;
+}
+
+struct order *instruct_run(struct router *rt, uint32_t connmgr, uint32_t recipients, uint64_t first, uint32_t messages,
+                           uint32_t load)
+{
+    struct order_run *o = instruct_append(rt, connmgr, order_run_bytes(recipients), load);
+
+    *o = (struct order_run){.type = ORDER_RUN, .recipients = (uint16_t)recipients, .messages = messages, .first = first};
+    return (struct order *)o;
+}
+
+void instruct_delete(struct router *rt, uint32_t connmgr, uint64_t first, uint32_t messages)
+{
+    *(struct order_delete *)instruct_append(rt, connmgr, sizeof(struct order_delete), 0) =
+        (struct order_delete){.type = ORDER_DELETE, .limit = 1, .messages = (uint16_t)messages, .first = first};
+}
+
+void instruct_no_responders(struct router *rt, uint32_t connmgr, uint32_t sub, uint64_t handle)
+{
+    *(struct order_no_responders *)instruct_append(rt, connmgr, sizeof(struct order_no_responders), 0) =
+        (struct order_no_responders){.type = ORDER_NO_RESPONDERS, .limit = 1, .one = 1, .sub = sub, .handle = handle};
+}
+
+struct order *instruct_mode(struct router *rt, uint32_t connmgr, uint32_t sub, uint64_t handle, const struct instruct_as *as)
+{
+    uint32_t rest = ORDER_MODE_REST + as->subject_len + as->reply_len;
+    struct order_mode *o = instruct_append(rt, connmgr, ORDER_BYTES_MIN + batch_pad(rest), 0);
+
+    *o = (struct order_mode){.type = ORDER_MODE, .limit = 1, .rest = (uint16_t)rest, .sub = sub, .handle = handle,
+                             .deadline_ns = as->deadline_ns, .subject_len = (uint16_t)as->subject_len,
+                             .reply_len = (uint16_t)as->reply_len};
+    memcpy(mempcpy(o->text, as->subject, as->subject_len), as->reply, as->reply_len);
+    return (struct order *)o;
+}
+
+void instruct_conn(struct router *rt, uint32_t connmgr, enum order_type type, uint32_t conn, uint64_t uid)
+{
+    *(struct order_conn *)instruct_append(rt, connmgr, sizeof(struct order_conn), 0) =
+        (struct order_conn){.type = (uint8_t)type, .conn = conn, .uid = uid};
+}
+
+void instruct_sub(struct router *rt, uint32_t connmgr, enum order_type type, uint32_t conn, uint64_t sub)
+{
+    *(struct order_sub *)instruct_append(rt, connmgr, sizeof(struct order_sub), 0) =
+        (struct order_sub){.type = (uint8_t)type, .conn = conn, .sub = sub};
+}
+
+void instruct_info(struct router *rt, uint32_t connmgr, uint32_t conn, uint64_t uid, const char *text, uint32_t len)
+{
+    struct order_info *o = instruct_append(rt, connmgr, ORDER_BYTES_MIN + batch_pad(len), 0);
+
+    *o = (struct order_info){.type = ORDER_INFO, .text_len = (uint16_t)len, .conn = conn, .uid = uid};
+    memcpy(o->text, text, len);
+}
+
+void instruct_hold(struct router *rt, uint32_t connmgr, const struct ref_hold *r)
+{
+    *(struct order_hold *)instruct_append(rt, connmgr, sizeof(struct order_hold), 0) =
+        (struct order_hold){.type = ORDER_HOLD, .publisher = r->publisher, .consumer_uid = r->uid, .consumer = r->conn};
+}
+
+void instruct_text(struct router *rt, uint32_t connmgr, const uint32_t *slots, uint32_t count,
+                   const struct order_written *lengths, const char *subject, const char *reply,
+                   const char *header, const char *body)
+{
+    uint32_t written = (uint32_t)sizeof(*lengths) + lengths->subject_len + lengths->reply_len +
+                       lengths->header_len + lengths->body_len;
+    struct order_text *o = instruct_append(rt, connmgr, ORDER_BYTES_MIN + batch_pad(count * 4) + batch_pad(written), 0);
+
+    *o = (struct order_text){.type = ORDER_TEXT, .recipients = (uint16_t)count, .written = written};
+    memcpy(o->subs, slots, (size_t)count * 4);
+    struct order_written *t = (struct order_written *)order_written(o);
+    char *to = t->text;
+
+    *t = *lengths;
+    to = mempcpy(to, subject, lengths->subject_len);
+    to = mempcpy(to, reply, lengths->reply_len);
+    to = mempcpy(to, header, lengths->header_len);
+    memcpy(to, body, lengths->body_len);
+}
+
+void instruct_trace(struct router *rt, struct batch_out *o)
+{
+    *(struct order_trace *)batch_out_append(o, sizeof(struct order_trace), rt->now_ns) = rt->mark;
+}
