@@ -20,7 +20,17 @@ from native import lib
 from tests.support.instance import ROOT, Instance, eventually, processes_of
 
 SOURCES = ROOT / "native" / "src"
-HEADERS = ("ledger", "segment", "conntable", "arena", "redo", "batch", "records", "journal", "routing")
+HEADERS = (
+    "ledger",
+    "segment",
+    "conntable",
+    "arena",
+    "redo",
+    "batch",
+    "records",
+    "journal",
+    "routing",
+)
 
 CHUNK_MESSAGES: int = lib.ARENA_CHUNK_MESSAGES
 CHUNK_BYTES: int = lib.ARENA_CHUNK_BYTES
