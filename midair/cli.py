@@ -158,7 +158,7 @@ def _override(conf: Config, args: argparse.Namespace) -> Config:
     if args.name is not None:
         conf = conf.with_("server", name=names.check_instance(args.name))
     if args.host is not None or args.port is not None:
-        host, port = config.split_address(conf.server.listen[0])
+        host, port = config.split_address(conf.server.listen[0].address)
         host = host if args.host is None else args.host.strip("[]")
         port = port if args.port is None else args.port
         conf = conf.listening_on([config.join_address(host, port)])

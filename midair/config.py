@@ -2,7 +2,10 @@
 
 Whatever the file says is either used or refused, with its line and what is allowed:
 a misspelt key that is silently ignored is found on the worst day. The dataclasses below
-are the table of what there is; `_key` beside each default says what is allowed.
+are the table of what there is; the type of each key says what is allowed (values.py).
+
+`midair up` writes the configuration of its parts itself, every key of it. A part may be of another
+version than the manager, so there what a part does not know is no error: see `load_part`.
 """
 
 from __future__ import annotations
@@ -13,117 +16,137 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, get_type_hints
 
-from midair import names
-from midair.errors import ConfigError, MidairError
+from midair import names, values
+from midair.errors import ConfigError
 from midair.toml_lines import Lines
+from midair.values import integer, number, shown, size
 
-_UNITS = {
-    "": 1,
-    "B": 1,
-    "KB": 10**3,
-    "MB": 10**6,
-    "GB": 10**9,
-    "KIB": 2**10,
-    "MIB": 2**20,
-    "GIB": 2**30,
-}
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 LISTENERS_MAX = 16
-SLOW_CONSUMER = "disconnect drop-newest backpressure"
+AUTO = "auto"
+SPIN_AUTO_US = 300
+# The first line of what a manager writes for its parts begins like this.
+FOR_PARTS = "# For the parts of an instance, written by midair"
+
+SlowConsumer = Literal["disconnect", "drop-newest", "backpressure"]
 
 
-def _key(default: Any, kind: str, low: float = 0, high: float = 0, choices: str = "") -> Any:
-    """A field with its default and what is allowed: `kind` is the name of a reader below."""
-    meta = {"kind": kind, "low": low, "high": high, "choices": tuple(choices.split())}
-    if isinstance(default, tuple):
-        return field(default_factory=lambda: default, metadata=meta)
-    return field(default=default, metadata=meta)
+def split_address(text: Any) -> tuple[str, int]:
+    """("host", port) of "host:port" or "[v6]:port"; port 0 means any free one."""
+    match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.%\w]+)\]|([^\[\]:/\s]+)):(\d{1,5})", str(text))
+    if not isinstance(text, str) or not match or int(match.group(3)) > 65535:
+        raise ValueError(f'{shown(text)}: "host:port" or "[ipv6]:port" is allowed')
+    return match.group(1) or match.group(2), int(match.group(3))
 
 
-class Listener(str):
-    """Where clients connect: the text "host:port", and what differs from the [limits] there."""
+def join_address(host: str, port: int) -> str:
+    """The text `split_address` takes apart."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
-    slow_consumer: str = ""  # empty: limits.slow_consumer
+
+@dataclass(frozen=True)
+class Listener:
+    """Where clients connect, and what differs from the [limits] there."""
+
+    address: str
+    slow_consumer: SlowConsumer | None = None  # None: limits.slow_consumer
 
     @classmethod
-    def make(cls, address: str, slow_consumer: str = "") -> Listener:
-        made = cls(address)
-        made.slow_consumer = slow_consumer
-        return made
+    def read(cls, item: Any) -> Listener:
+        """Of "host:port", or of a table; ValueError: what is allowed."""
+        given = item if isinstance(item, dict) else {"address": item}
+        if "address" not in given or given.keys() - types(cls).keys():
+            raise ValueError(f"{shown(item)}: `address` and perhaps `slow_consumer` are allowed")
+        split_address(given["address"])
+        if "slow_consumer" in given:
+            values.read(SlowConsumer, given["slow_consumer"])
+        return cls(**given)
+
+    @classmethod
+    def known(cls, item: Any) -> Any:
+        """Of a table, what this version knows."""
+        if not isinstance(item, dict):
+            return item
+        return {key: value for key, value in item.items() if key in types(cls)}
 
     def to_toml(self) -> str:
-        if not self.slow_consumer:
-            return json.dumps(self)
-        return f"{{address = {json.dumps(self)}, slow_consumer = {json.dumps(self.slow_consumer)}}}"
+        address = json.dumps(self.address)
+        if self.slow_consumer is None:
+            return address
+        return f"{{address = {address}, slow_consumer = {json.dumps(self.slow_consumer)}}}"
 
-    def __eq__(self, other: object) -> bool:
-        return str.__eq__(self, other) is True and (
-            self.slow_consumer == getattr(other, "slow_consumer", "")
-        )
 
-    def __ne__(self, other: object) -> bool:
-        return not self == other
+def _listeners(value: Any) -> tuple[Listener, ...]:
+    if not isinstance(value, list) or not value:
+        raise ValueError(f'{shown(value)}: a list of "host:port" strings or tables is allowed')
+    if len(value) > LISTENERS_MAX:
+        raise ValueError(f"{len(value)} addresses: at most {LISTENERS_MAX} are allowed")
+    return tuple(map(Listener.read, value))
 
-    def __hash__(self) -> int:
-        return str.__hash__(self)
+
+def _address(value: Any) -> Any:
+    if value != "":
+        split_address(value)
+    return value
 
 
 @dataclass(frozen=True)
 class Server:
-    name: str = _key("midair", "instance")
-    listen: tuple[Listener, ...] = _key((Listener("127.0.0.1:4222"),), "listeners")
+    name: Annotated[str, values.text(names.INSTANCE, names.INSTANCE_ALLOWED)] = "midair"
+    listen: Annotated[tuple[Listener, ...], values.prepared(_listeners)] = (
+        Listener("127.0.0.1:4222"),
+    )
 
 
 @dataclass(frozen=True)
 class Limits:
-    max_payload: int = _key(MIB, "size", 1, 64 * MIB)
-    max_control_line: int = _key(4 * KIB, "size", 256, 6000)  # it must fit a batch
-    max_connections: int = _key(65536, "integer", 1, 2**20)
-    max_subscriptions: int = _key(0, "integer", 0, 2**31)  # of one connection; 0: no limit
-    max_pending: int = _key(64 * MIB, "size", 64 * KIB, 64 * GIB)
-    write_deadline_s: float = _key(10.0, "number", 0.01, 86400)
-    ping_interval_s: float = _key(120.0, "number", 0.01, 86400)
-    ping_max: int = _key(2, "integer", 1, 1000)
-    slow_consumer: str = _key("disconnect", "choice", choices=SLOW_CONSUMER)
-    max_messages_per_s: int = _key(0, "integer", 0, 10**9)  # from one connection; 0: no limit
-    max_bytes_per_s: int = _key(0, "size", 0, 64 * GIB)  # likewise
-    rate_action: str = _key("throttle", "choice", choices="throttle close")
+    max_payload: Annotated[int, size(1, 64 * MIB)] = MIB
+    max_control_line: Annotated[int, size(256, 6000)] = 4 * KIB  # it must fit a batch
+    max_connections: Annotated[int, integer(1, 2**20)] = 65536
+    max_subscriptions: Annotated[int, integer(0, 2**31)] = 0  # of one connection; 0: no limit
+    max_pending: Annotated[int, size(64 * KIB, 64 * GIB)] = 64 * MIB
+    write_deadline_s: Annotated[float, number(0.01, 86400)] = 10.0
+    ping_interval_s: Annotated[float, number(0.01, 86400)] = 120.0
+    ping_max: Annotated[int, integer(1, 1000)] = 2
+    slow_consumer: SlowConsumer = "disconnect"
+    max_messages_per_s: Annotated[int, integer(0, 10**9)] = 0  # from one connection; 0: no limit
+    max_bytes_per_s: Annotated[int, size(0, 64 * GIB)] = 0  # from one connection; 0: no limit
+    rate_action: Literal["throttle", "close"] = "throttle"
 
 
 @dataclass(frozen=True)
 class Connmgr:
-    count: int = _key(0, "integer", 0, names.CONNMGRS_MAX)  # 0: by the number of cores
-    arena_bytes: int = _key(256 * MIB, "size", 8 * MIB, 8 * GIB)
-    output_bytes: int = _key(256 * MIB, "size", 128 * MIB, 64 * GIB)
-    subscriptions: int = _key(2**21, "integer", 1024, 2**24)
+    count: Annotated[int, integer(0, names.CONNMGRS_MAX)] = 0  # 0: by the number of cores
+    arena_bytes: Annotated[int, size(8 * MIB, 8 * GIB)] = 256 * MIB
+    output_bytes: Annotated[int, size(128 * MIB, 64 * GIB)] = 256 * MIB
+    subscriptions: Annotated[int, integer(1024, 2**24)] = 2**21
 
 
 @dataclass(frozen=True)
 class Router:
-    user: str = _key("", "string")
-    subjects: int = _key(2**22, "integer", 1024, 2**28)
+    user: str = ""
+    subjects: Annotated[int, integer(1024, 2**28)] = 2**22
 
 
 @dataclass(frozen=True)
 class Queues:
-    depth: int = _key(10, "integer", 2, 65536)
-
-
-AUTO = "auto"
-SPIN_AUTO_US = 300
+    depth: Annotated[int, integer(2, 65536)] = 10
 
 
 @dataclass(frozen=True)
 class Latency:
-    spin_us: int | str = _key(AUTO, "auto", 0, 10_000)
-    pin: bool = _key(False, "boolean")
-    flow_leases: bool = _key(True, "boolean")  # decisions of the router are repeated
-    pace_local: bool = _key(False, "boolean")  # clients on this machine, as the kernel would
+    spin_us: Annotated[
+        Annotated[int, integer(0, 10_000)] | Literal["auto"],
+        values.either('"auto" or an integer from 0 to 10000 is allowed'),
+    ] = "auto"
+    pin: bool = False
+    flow_leases: bool = True  # decisions of the router are repeated
+    pace_local: bool = False  # clients on this machine, as the kernel would
 
     @property
     def spin_ns(self) -> int:
@@ -139,25 +162,25 @@ class Latency:
 
 @dataclass(frozen=True)
 class Manager:
-    restart_limit: int = _key(5, "integer", 1, 1_000_000)
-    restart_window_s: float = _key(10.0, "number", 0.1, 86400)
-    watchdog_s: float = _key(10.0, "number", 0.1, 3600)
-    standby: bool = _key(False, "boolean")  # a second process of each, ready to take over
+    restart_limit: Annotated[int, integer(1, 1_000_000)] = 5
+    restart_window_s: Annotated[float, number(0.1, 86400)] = 10.0
+    watchdog_s: Annotated[float, number(0.1, 3600)] = 10.0
+    standby: bool = False  # a second process of each, ready to take over
 
 
 @dataclass(frozen=True)
 class Monitor:
-    listen: str = _key("", "address")  # empty: no monitor
+    listen: Annotated[str, values.prepared(_address)] = ""  # empty: no monitor
 
 
 @dataclass(frozen=True)
 class Trace:
-    ring_bytes: int = _key(32 * MIB, "size", 128 * KIB, 4 * GIB)  # of each connmgr
+    ring_bytes: Annotated[int, size(128 * KIB, 4 * GIB)] = 32 * MIB  # of each connmgr
 
 
 @dataclass(frozen=True)
 class Log:
-    level: str = _key("info", "choice", choices="debug info warning error")
+    level: Literal["debug", "info", "warning", "error"] = "info"
 
 
 @dataclass(frozen=True)
@@ -191,12 +214,12 @@ class Config:
     def listening_on(self, addresses: Sequence[str]) -> Config:
         """A copy with the addresses replaced, in the same order."""
         policies = [item.slow_consumer for item in self.server.listen]
-        given = zip(addresses, [*policies, *[""] * len(addresses)], strict=False)
-        return self.with_("server", listen=tuple(Listener.make(*item) for item in given))
+        given = zip(addresses, [*policies, *[None] * len(addresses)], strict=False)
+        return self.with_("server", listen=tuple(Listener(*item) for item in given))
 
-    def with_(self, table: str, **values: Any) -> Config:
+    def with_(self, table: str, **given: Any) -> Config:
         """A copy with some values of one table replaced (command-line options)."""
-        changed = dataclasses.replace(getattr(self, table), **values)
+        changed = dataclasses.replace(getattr(self, table), **given)
         return dataclasses.replace(self, **{table: changed})
 
     def to_toml(self) -> str:
@@ -204,9 +227,9 @@ class Config:
         lines: list[str] = []
         for table in dataclasses.fields(self):
             lines.append(f"[{table.name}]")
-            values = getattr(self, table.name)
-            for key in (item.name for item in dataclasses.fields(values)):
-                value = getattr(values, key)
+            kept = getattr(self, table.name)
+            for key in (item.name for item in dataclasses.fields(kept)):
+                value = getattr(kept, key)
                 # TOML's basic strings and arrays of them are written as JSON's are.
                 if isinstance(value, tuple):
                     text = f"[{', '.join(item.to_toml() for item in value)}]"
@@ -216,22 +239,38 @@ class Config:
             lines.append("")
         return "\n".join(lines)
 
+    def for_parts(self, version: str) -> str:
+        """The same for parts that may be of another version than this one."""
+        return f"{FOR_PARTS} {version}: what a part does not know is left out.\n{self.to_toml()}"
+
 
 def load(path: str | os.PathLike[str] | None) -> Config:
-    """The configuration in a file, or the defaults for None."""
+    """The configuration in a file of a user, or the defaults for None."""
+    return Config() if path is None else parse(_text(path), os.fspath(path))
+
+
+def load_part(path: str | os.PathLike[str] | None) -> Config:
+    """The configuration of a part: the user's file, or what a manager wrote for its parts."""
     if path is None:
         return Config()
+    text = _text(path)
+    return parse(text, os.fspath(path), known_only=text.startswith(FOR_PARTS))
+
+
+def _text(path: str | os.PathLike[str]) -> str:
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        return Path(path).read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: not UTF-8 text") from None
-    return parse(text, os.fspath(path))
 
 
-def parse(text: str, name: str = "<config>") -> Config:
-    """The configuration in a text; `name` is what messages call the file."""
+def parse(text: str, name: str = "<config>", known_only: bool = False) -> Config:
+    """The configuration in a text; `name` is what messages call the file.
+
+    `known_only`: tables and keys that there are not are left out instead of refused.
+    """
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -241,15 +280,29 @@ def parse(text: str, name: str = "<config>") -> Config:
         raise ConfigError(f"{name}:{line}: {message}") from None
     lines = Lines(text)
     tables: dict[str, Any] = {}
-    known = {table.name: table.default_factory for table in dataclasses.fields(Config)}
-    for table, values in data.items():
+    known = types(Config)
+    for table, given in data.items():
         if table not in known:
+            if known_only:
+                continue
             near = _near(table, known)
             raise ConfigError(f"{name}:{lines.find(table)}: {table}: there is no such table{near}")
-        if not isinstance(values, dict):
+        if not isinstance(given, dict):
             raise ConfigError(f"{name}:{lines.find(table)}: {table}: is a table: write [{table}]")
-        kind: Any = known[table]
-        tables[table] = kind(**_table(kind, table, values, name, lines))
+        keys = types(known[table])
+        found = {}
+        for key, value in given.items():
+            where = f"{name}:{lines.find(table, key)}: {table}.{key}"
+            if key in keys:
+                if known_only and keys[key] == types(Server)["listen"]:
+                    value = [Listener.known(item) for item in value]
+                try:
+                    found[key] = values.read(keys[key], value)
+                except ValueError as error:
+                    raise ConfigError(f"{where}: {error}") from None
+            elif not known_only:
+                raise ConfigError(f"{where}: there is no such key{_near(key, keys)}")
+        tables[table] = known[table](**found)
     conf = Config(**tables)
     # A message is reserved whole, beside 2 MiB that are kept for small ones.
     if conf.connmgr.arena_bytes < conf.limits.max_payload + 4 * MIB:
@@ -261,150 +314,17 @@ def parse(text: str, name: str = "<config>") -> Config:
     return conf
 
 
-def _table(
-    kind: Any, table: str, values: dict[str, Any], name: str, lines: Lines
-) -> dict[str, Any]:
-    fields = {item.name: item for item in dataclasses.fields(kind)}
-    result = {}
-    for key, value in values.items():
-        where = f"{name}:{lines.find(table, key)}: {table}.{key}"
-        if key not in fields:
-            raise ConfigError(f"{where}: there is no such key{_near(key, fields)}")
-        meta = fields[key].metadata
-        try:
-            result[key] = _READERS[meta["kind"]](value, meta)
-        except ValueError as error:
-            raise ConfigError(f"{where}: {error}") from None
-    return result
+def types(table: type) -> dict[str, Any]:
+    """Key -> type, with what is allowed beside it (values.meta)."""
+    return get_type_hints(table, include_extras=True)
 
 
-def _near(name: str, known: dict[str, Any]) -> str:
+def bytes_of(text: str) -> int:
+    """Of "64KiB" or "1000", for options."""
+    given = int(text) if text.isdecimal() else text
+    return int(values.read(Annotated[int, size(0, 2**62)], given))
+
+
+def _near(name: str, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(sorted(known))}"
-
-
-# Readers: a value from TOML and the field's metadata to the value used, or ValueError.
-
-
-def _integer(value: Any, meta: Any) -> int:
-    low, high = int(meta["low"]), int(meta["high"])
-    if type(value) is not int or not low <= value <= high:
-        raise ValueError(f"{_shown(value)}: an integer from {low} to {high} is allowed")
-    return value
-
-
-def _number(value: Any, meta: Any) -> float:
-    low, high = meta["low"], meta["high"]
-    if type(value) not in (int, float) or not low <= value <= high:
-        raise ValueError(f"{_shown(value)}: a number from {low:g} to {high:g} is allowed")
-    return float(value)
-
-
-def _auto(value: Any, meta: Any) -> int | str:
-    low, high = int(meta["low"]), int(meta["high"])
-    if value == AUTO or (type(value) is int and low <= value <= high):
-        return value  # type: ignore[no-any-return]
-    raise ValueError(f'{_shown(value)}: "{AUTO}" or an integer from {low} to {high} is allowed')
-
-
-def _size(value: Any, meta: Any) -> int:
-    low, high = int(meta["low"]), int(meta["high"])
-    allowed = f'{low} to {high} bytes are allowed, as an integer or like "64KiB", "256MB"'
-    result = value
-    if isinstance(value, str):
-        match = re.fullmatch(r"(\d+)\s*([A-Za-z]*)", value.strip())
-        if not match or match.group(2).upper() not in _UNITS:
-            raise ValueError(f"{_shown(value)}: {allowed}")
-        result = int(match.group(1)) * _UNITS[match.group(2).upper()]
-    if type(result) is not int or not low <= result <= high:
-        raise ValueError(f"{_shown(value)}: {allowed}")
-    return result
-
-
-def size(text: str) -> int:
-    """Bytes of "64KiB" or "1000", for options."""
-    return _size(int(text) if text.isdecimal() else text, {"low": 0, "high": 2**62})
-
-
-def _boolean(value: Any, _meta: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError(f"{_shown(value)}: true or false is allowed")
-    return value
-
-
-def _string(value: Any, _meta: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"{_shown(value)}: a string is allowed")
-    return value
-
-
-def _choice(value: Any, meta: Any) -> str:
-    if not isinstance(value, str) or value not in meta["choices"]:
-        raise ValueError(f"{_shown(value)}: one of {', '.join(meta['choices'])} is allowed")
-    return value
-
-
-def _instance(value: Any, meta: Any) -> str:
-    try:
-        return names.check_instance(_string(value, meta))
-    except MidairError as error:
-        raise ValueError(str(error)) from None
-
-
-def _listeners(value: Any, _meta: Any) -> tuple[Listener, ...]:
-    if not isinstance(value, list) or not value:
-        raise ValueError(f'{_shown(value)}: a list of "host:port" strings or tables is allowed')
-    if len(value) > LISTENERS_MAX:
-        raise ValueError(f"{len(value)} addresses: at most {LISTENERS_MAX} are allowed")
-    return tuple(_listener(item) for item in value)
-
-
-def _listener(item: Any) -> Listener:
-    if not isinstance(item, dict):
-        split_address(item)
-        return Listener.make(item)
-    unknown = set(item) - {"address", "slow_consumer"}
-    if unknown or "address" not in item:
-        raise ValueError(f"{_shown(item)}: `address` and perhaps `slow_consumer` are allowed")
-    split_address(item["address"])
-    policy = item.get("slow_consumer", "")
-    if "slow_consumer" in item:
-        _choice(policy, {"choices": tuple(SLOW_CONSUMER.split())})
-    return Listener.make(item["address"], policy)
-
-
-def _address(value: Any, _meta: Any) -> str:
-    if value != "":
-        split_address(value)
-    return str(value)
-
-
-def split_address(text: Any) -> tuple[str, int]:
-    """("host", port) of "host:port" or "[v6]:port"; port 0 means any free one."""
-    match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.%\w]+)\]|([^\[\]:/\s]+)):(\d{1,5})", str(text))
-    if not isinstance(text, str) or not match or int(match.group(3)) > 65535:
-        raise ValueError(f'{_shown(text)}: "host:port" or "[ipv6]:port" is allowed')
-    return match.group(1) or match.group(2), int(match.group(3))
-
-
-def join_address(host: str, port: int) -> str:
-    """The text `split_address` takes apart."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _shown(value: Any) -> str:
-    return json.dumps(value, default=str)
-
-
-_READERS: dict[str, Any] = {
-    "integer": _integer,
-    "number": _number,
-    "size": _size,
-    "auto": _auto,
-    "boolean": _boolean,
-    "string": _string,
-    "choice": _choice,
-    "instance": _instance,
-    "listeners": _listeners,
-    "address": _address,
-}

@@ -64,16 +64,14 @@ KEEPER_SOCKET = "keeper.sock"
 CONTROL_SOCKET = "control.sock"
 NOTIFY_SOCKET = "notify.sock"
 
-_INSTANCE = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
+INSTANCE = "[a-z0-9][a-z0-9-]{0,31}"
+INSTANCE_ALLOWED = "use 1 to 32 of a-z, 0-9 and '-', not starting with '-'"
 
 
 def check_instance(name: str) -> str:
     """The name itself, or an error that says what a name may look like."""
-    if not _INSTANCE.fullmatch(name):
-        raise MidairError(
-            f"instance name {name!r}: use 1 to 32 of a-z, 0-9 and '-', not starting with '-'",
-            Exit.USAGE,
-        )
+    if not re.fullmatch(INSTANCE, name):
+        raise MidairError(f"instance name {name!r}: {INSTANCE_ALLOWED}", Exit.USAGE)
     return name
 
 

@@ -27,7 +27,7 @@ PROTO = 1  # the server may send INFO again
 def info(program: Program) -> dict[str, Any]:
     """INFO, without what differs from client to client."""
     config = program.config
-    host, _, port = config.server.listen[0].rpartition(":")
+    host, _, port = config.server.listen[0].address.rpartition(":")
     return {
         "server_id": f"MIDAIR-{program.instance}",
         "server_name": config.server.name,

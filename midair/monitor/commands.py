@@ -130,6 +130,6 @@ def _size(text: str) -> int:
     from midair import config
 
     try:
-        return config.size(text)
+        return config.bytes_of(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None

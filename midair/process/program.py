@@ -55,7 +55,7 @@ class Program:
         self.role = role
         self.index: int | None = args.index
         self.called = names.component(role, self.index)
-        self.config = config.load(args.config)
+        self.config = config.load_part(args.config)
         if self.index is not None and self.index >= self.config.connmgrs:
             raise ConfigError(
                 f"there is no {self.called}: connmgr.count is {self.config.connmgrs}, "

@@ -80,7 +80,7 @@ class Manager:
         self._selector = selectors.DefaultSelector()
         self._catch_signals()
 
-        self._clients = [listeners.open_client(address) for address in conf.server.listen]
+        self._clients = [listeners.open_client(item.address) for item in conf.server.listen]
         self.addresses = [listeners.address_of(sock) for sock in self._clients]
         self._monitor: socket.socket | None = None
         if conf.monitor.listen:
@@ -93,7 +93,7 @@ class Manager:
         # INFO tells clients where they are: a port that was left open is known by now.
         actual = conf.listening_on(self.addresses)
         actual = actual.with_("monitor", listen=self.monitor_address)
-        config_path = runtime.write("config.toml", actual.to_toml())
+        config_path = runtime.write("config.toml", actual.for_parts(__version__))
         self._components = self._make_components(config_path, router_user)
         self._environ = self._make_environ()
         self._notifier = sdnotify.Notifier()

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from midair import config
+from midair import config, values
 from midair.cli import parser
 from midair.exits import FATAL, Exit
 from tests.support.instance import PATIENCE_S, ROOT, Instance, cli
@@ -251,8 +251,8 @@ def test_keys_named_anywhere_exist() -> None:
         for name in code(read(page)):
             table, _, key = name.partition(".")
             if table in tables and re.fullmatch(r"[a-z]\w+", key) and key not in ("py", "main"):
-                values = getattr(config.Config(), table)
-                assert key in {item.name for item in dataclasses.fields(values)}, name
+                known = config.types(type(getattr(config.Config(), table)))
+                assert key in known, name
 
 
 # ---- the rules of shared memory --------------------------------------------------------------
@@ -357,24 +357,22 @@ def test_words_of_the_owner_table_exist() -> None:
 def test_configuration_has_every_key_with_its_default_and_range() -> None:
     page = DOCS / "configuration.md"
     for table in dataclasses.fields(config.Config):
-        fields = {
-            item.name: item for item in dataclasses.fields(getattr(config.Config(), table.name))
-        }
+        fields = config.types(type(getattr(config.Config(), table.name)))
         found = {code(row[0])[0]: row[1:] for row in rows(section(page, f"[{table.name}]"))}
         assert list(found) == list(fields)
         for key, (default, allowed, meaning) in found.items():
             text = f"[{table.name}]\n{key} = "
             assert config.parse(text + code(default)[0]) == config.Config(), (key, default)
             assert meaning
-            meta = fields[key].metadata
-            if meta["kind"] in ("integer", "number", "size"):
+            meta = values.meta(fields[key])
+            if meta.ge is not None:
                 ends = code(allowed)
                 assert allowed == f"`{ends[0]}` to `{ends[1]}`", key
-                for end, limit in zip(ends, (meta["low"], meta["high"]), strict=True):
+                for end, limit in zip(ends, (meta.ge, meta.le), strict=True):
                     read_back = config.parse(text + end)
                     assert getattr(getattr(read_back, table.name), key) == limit, (key, end)
-            elif meta["kind"] == "choice":
-                assert tuple(code(allowed)) == meta["choices"]
+            elif choices := values.choices(fields[key]):
+                assert tuple(code(allowed)) == choices
 
 
 def test_tables_of_the_configuration_are_all_there() -> None:

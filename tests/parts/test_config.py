@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from midair import config
-from midair.config import Config
+from midair.config import Config, Listener
 from midair.errors import ConfigError
 from midair.exits import Exit
 from midair.toml_lines import Lines
@@ -26,7 +26,7 @@ def refused(text: str) -> str:
 
 def test_empty_file_gives_the_defaults() -> None:
     assert config.parse("") == Config()
-    assert Config().server.listen == ("127.0.0.1:4222",)
+    assert Config().server.listen == (Listener("127.0.0.1:4222"),)
     assert Config().limits.max_payload == 1048576
 
 
@@ -133,6 +133,29 @@ def test_what_is_wrong_is_refused_with_its_line(text: str, line: int, says: str)
     assert message.startswith(f"m.toml:{line}: "), message
     assert says in message
     assert "\n" not in message
+
+
+def test_what_a_manager_writes_for_parts_may_have_more_than_they_know(tmp_path: Path) -> None:
+    conf = Config().listening_on(["127.0.0.1:1", "127.0.0.1:2"]).with_("queues", depth=7)
+    listen = 'listen = [{address = "127.0.0.1:1", to_come = 1}, "127.0.0.1:2"]'
+    text = conf.for_parts("9.9").replace('listen = ["127.0.0.1:1", "127.0.0.1:2"]', listen)
+    text = text.replace("[limits]", "[limits]\nto_come = {a = 1}") + "[to_come]\nkey = [1]\n"
+    path = tmp_path / "config.toml"
+    path.write_text(text)
+    assert config.load_part(path) == conf
+    # A value that is not allowed is refused there too, and a user's file as ever.
+    path.write_text(text.replace("depth = 7", "depth = 1"))
+    with pytest.raises(
+        ConfigError, match=r"queues\.depth: 1: an integer from 2 to 65536 is allowed"
+    ):
+        config.load_part(path)
+    for reads, written in ((config.load, text), (config.load_part, text.partition("\n")[2])):
+        path.write_text(written)
+        with pytest.raises(ConfigError, match="`address` and perhaps `slow_consumer`"):
+            reads(path)
+        path.write_text(written.replace(", to_come = 1", ""))
+        with pytest.raises(ConfigError, match=r"limits\.to_come: there is no such key"):
+            reads(path)
 
 
 def test_keys_inside_strings_and_lists_are_not_keys() -> None:

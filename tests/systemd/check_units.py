@@ -51,7 +51,8 @@ def test_peers_find_each_other(unit: str, fd_name: str, socket: str) -> None:
 
 def test_clients_find_the_dispatcher() -> None:
     conf = config.load(UNITS / "midair.toml")
-    assert settings("midair-dispatcher.socket", "ListenStream") == list(conf.server.listen)
+    listen = [item.address for item in conf.server.listen]
+    assert settings("midair-dispatcher.socket", "ListenStream") == listen
     assert settings("midair-dispatcher.socket", "FileDescriptorName") == [names.FD_CLIENT]
 
 
