@@ -20,7 +20,9 @@ from midair.exits import Exit
 from midair.keeper.client import KeeperClient
 from midair.process import crash, events, program
 from midair.process.program import Program
+from midair.process.standstill import Standstill
 from native import connmgr as native
+from native import migrate
 from native.conntable import ASSIGNED, CLOSED, ConnTable
 from native.stats import Own
 from native.trace import open_ring, view_control
@@ -48,7 +50,10 @@ class Connmgr:
         program.pin()
         self.queues = [program.open_queue(noun, self.index).fd for noun in names.QUEUES]
         self.is_open = False
+        memory = migrate.for_connmgr(program.instance, self.index, program.config.connmgrs)
+        self.standstill = Standstill(program, memory)
         program.acquire_lease(self.warm)
+        self.standstill.end()
         if not self.is_open:
             self.open(create=True)
         self.keeper = KeeperClient(str(program.runtime.path / names.KEEPER_SOCKET))
@@ -67,10 +72,14 @@ class Connmgr:
             native.ENDED: self.on_ended,
         }
 
-    def warm(self) -> None:
-        """Opens what there is while another process is at work."""
+    def warm(self) -> bool:
+        """Opens what there is while another process is at work; False: nothing yet."""
+        if self.standstill.ahead:
+            self.standstill.join()
+            return False
         with contextlib.suppress(MissingError):
             self.open(create=False)
+        return self.is_open
 
     def open(self, create: bool) -> None:
         """Maps the segments and reads their heads; nothing in them changes before start()."""

@@ -24,6 +24,8 @@ from midair.exits import Exit
 from midair.keeper.client import KeeperClient
 from midair.process import crash, events
 from midair.process.program import Program, run
+from midair.process.standstill import Standstill
+from native import migrate
 from native.conntable import ConnTable
 from native.guard import Guard
 from native.stats import Own
@@ -178,13 +180,19 @@ def serve(program: Program) -> None:
     listeners = [socket.socket(fileno=fd) for fd in fds]
     conf, runtime = program.config, program.runtime
     table: ConnTable | None = None
+    standstill = Standstill(program, migrate.for_dispatcher(program.instance))
 
-    def warm() -> None:
+    def warm() -> bool:
         nonlocal table
+        if standstill.ahead:
+            standstill.join()
+            return False
         with contextlib.suppress(MissingError):
             table = ConnTable.open(program.instance, conf.limits.max_connections, create=False)
+        return table is not None
 
     program.acquire_lease(warm)
+    standstill.end()
     if table is None:
         table = ConnTable.open(program.instance, conf.limits.max_connections, create=True)
     table.reap()

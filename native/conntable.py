@@ -13,6 +13,7 @@ from midair.errors import LayoutError, MissingError, ResourceError
 from midair.process import ipc
 from midair.process.runtime import Runtime
 from native import ffi, lib
+from native.segment import refuse_other
 
 FREE: int = lib.CONN_FREE
 ASSIGNED: int = lib.CONN_ASSIGNED
@@ -61,6 +62,7 @@ class ConnTable:
         MissingError: it is not there, or its creator has not finished it yet.
         """
         name = names.segment(instance, names.CONNTABLE)
+        refuse_other(name, lib.CONNTABLE_LAYOUT, lib.conntable_fingerprint())
         fd = ipc.open_segment(name, lib.conntable_bytes(capacity), create=create)
         try:
             table = cls(fd, capacity)

@@ -40,6 +40,7 @@ def open_segment(
     MissingError: it is not there, or its owner has not finished it. LayoutError: it was
     made by another version. `hot` bytes at its start are made resident.
     """
+    refuse_other(name, what.layout, what.fingerprint)
     fd = ipc.open_segment(name, size, create=make is not None, mode=mode, gid=gid)
     try:
         mapped = lib.segment_map(fd, size, hot)
@@ -60,6 +61,18 @@ def open_segment(
             "end the instance (midair down) before starting this one"
         )
     return pointer
+
+
+def refuse_other(name: str, layout: int, fingerprint: int) -> None:
+    """LayoutError if the header says that another version made it. Its size would say less."""
+    header = ipc.segment_header(name)
+    if header is None or (header.layout, header.fingerprint) == (layout, fingerprint):
+        return
+    release = f" ({header.release})" if header.release else ""
+    raise LayoutError(
+        f"segment {name} was made by another version of Midair{release}: "
+        "end the instance (midair down) before starting this one"
+    )
 
 
 def check(result: int, doing: str) -> int:

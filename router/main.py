@@ -15,7 +15,9 @@ from midair import names
 from midair.errors import MissingError
 from midair.process import crash, events, program
 from midair.process.program import Program
+from midair.process.standstill import Standstill
 from midair.version import __version__
+from native import migrate
 from native import router as native
 from native.stats import Own
 
@@ -72,13 +74,19 @@ def serve(program: Program) -> None:
         )
 
     engine: native.Router | None = None
+    standstill = Standstill(program, migrate.for_router(instance))
 
-    def warm() -> None:
+    def warm() -> bool:
         nonlocal engine
+        if standstill.ahead:
+            standstill.join()
+            return False
         with contextlib.suppress(MissingError):
             engine = open_engine(create=False)
+        return engine is not None
 
     program.acquire_lease(warm)
+    standstill.end()
     started = time.monotonic()
     engine = engine or open_engine(create=True)
     shown = Own(instance, names.ROUTER, None, 0, program.ipc_gid).pointer

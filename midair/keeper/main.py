@@ -29,6 +29,7 @@ from midair.exits import Exit
 from midair.keeper.client import KeeperClient
 from midair.process import crash, wire
 from midair.process.program import Program, run
+from midair.process.standstill import Presence
 
 # Descriptors in flight count against RLIMIT_NOFILE of an ordinary user (ETOOMANYREFS):
 # that clears as soon as the receiver takes some, so it is tried again after this long.
@@ -242,7 +243,13 @@ def serve(program: Program) -> None:
             Exit.USAGE,
         )
     inherited: dict[int, int] = {}
-    program.acquire_lease(lambda: inherited.update(inherit(program)))
+
+    def warm() -> bool:
+        inherited.update(inherit(program))
+        return True
+
+    program.acquire_lease(warm)
+    _presence = Presence(program)  # kept until it dies
     # Only now: whoever waits for the lease must not take connections from who has it.
     listener = socket.socket(fileno=fds[0])
     listener.setblocking(False)

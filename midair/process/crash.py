@@ -5,7 +5,7 @@ be `connmgr/*`: whichever comes there first). A component reads it when it start
 pass of the point removes the file MARKER and dies. That file is there once, so the successor lives,
 and so does a process that was armed with an earlier one.
 Points in C exist only in a build made with `native/build.py --crash-points`; those in Python
-are in POINTS below.
+are in POINTS and MIGRATION_POINTS below.
 """
 
 from __future__ import annotations
@@ -25,6 +25,14 @@ POINTS = {
     "connmgr.closed": "connmgr",  # connection closed, keeper not told
 }
 
+# The same of a conversion (standstill.py, native/migrate.py): they come up in an upgrade only.
+MIGRATION_POINTS = (
+    "migrate.decided",  # nothing goes back any more; nothing is converted
+    "migrate.finished",  # a step that was committed is finished in the old segment
+    "migrate.built",  # the new segment lies beside the old one
+    "migrate.renamed",  # it has taken its place
+)
+
 _armed: tuple[str, str] | None = None
 _left = 0
 
@@ -42,7 +50,7 @@ def arm(component: str) -> None:
         return
     if who != component and who != component.split("/")[0] + "/*":
         return
-    if point in POINTS:
+    if point in POINTS or point in MIGRATION_POINTS:
         _armed, _left = (point, marker), int(passes)
         return
     from native import crash as native_crash

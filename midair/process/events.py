@@ -15,6 +15,7 @@ Every line has "kind", "component", "pid", "generation" (null where the writer d
     hung         manager     silent_s
     active       component   version, start_ms: from the start of the process to its first turn;
                              taken_over_ns: when it got the lease, if it had to wait for it
+    migrated     component   version, segments: how many it converted, stood_ms, took_ms
     recovered    component   what it found and repaired, took_ms
     back         manager     away_ms: from the death to the successor at work
     upgraded     manager     from, to, pause_ms, took_ms, began_ns: the old one was told to end
@@ -48,6 +49,7 @@ DIED = "died"
 HUNG = "hung"
 ACTIVE = "active"
 RECOVERED = "recovered"
+MIGRATED = "migrated"
 BACK = "back"
 UPGRADED = "upgraded"
 UPGRADE_FAILED = "upgrade_failed"
@@ -60,6 +62,7 @@ KINDS = (
     HUNG,
     ACTIVE,
     RECOVERED,
+    MIGRATED,
     BACK,
     UPGRADED,
     UPGRADE_FAILED,

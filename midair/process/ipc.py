@@ -12,9 +12,11 @@ Facts relied on:
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import stat
+import struct
 from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +30,8 @@ from midair.process import lease, runtime
 
 SHM = Path("/dev/shm")
 QUEUE_DEPTHS = (10, 8, 6, 4, 2)  # tried in turn when the user's queue bytes run out
+MAGIC = 0x3152494144494D  # SEGMENT_MAGIC
+_HEADER = struct.Struct("<QIIQQ24s")
 # What the kernel counts for one message beside its bytes (a pointer and a tree node).
 QUEUE_MESSAGE_OVERHEAD = 64
 
@@ -72,6 +76,51 @@ def open_segment(
             posix_ipc.unlink_shared_memory(name)
             raise
         return made
+
+
+@dataclass(frozen=True)
+class Header:
+    """The first bytes of a segment (struct segment_header): the same in every layout."""
+
+    kind: int
+    layout: int
+    fingerprint: int
+    bytes: int
+    release: str  # empty: of a release before 0.2
+
+
+def segment_header(name: str) -> Header | None:
+    """Read, not mapped. None: it is not there, or was not finished by its creator."""
+    try:
+        fd = os.open(SHM / name[1:], os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    except PermissionError:
+        raise PermissionsError(f"segment {name} belongs to another user") from None
+    try:
+        data = os.pread(fd, _HEADER.size, 0)
+    finally:
+        os.close(fd)
+    if len(data) < _HEADER.size:
+        return None
+    magic, kind, layout, fingerprint, size, release = _HEADER.unpack(data)
+    if magic != MAGIC:
+        return None
+    text = release.partition(b"\0")[0].decode(errors="replace")
+    return Header(kind, layout, fingerprint, size, text)
+
+
+def releases(instance: str) -> set[str]:
+    """Which releases made the segments that an instance needs to recover."""
+    found = set()
+    for noun, each in names.SEGMENTS.items():
+        if noun in names.STATISTICS:
+            continue
+        for index in range(names.CONNMGRS_MAX) if each else (None,):
+            with contextlib.suppress(PermissionsError):
+                if header := segment_header(names.segment(instance, noun, index)):
+                    found.add(header.release)
+    return found
 
 
 def check_space(size: int, what: str) -> None:

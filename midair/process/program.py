@@ -99,15 +99,18 @@ class Program:
             gid=self.ipc_gid,
         )
 
-    def acquire_lease(self, warm: Callable[[], None] = lambda: None) -> None:
+    def acquire_lease(self, warm: Callable[[], bool] = lambda: True) -> None:
         """Returns when this process is the only one in its role; ends it if told to stop.
 
-        `warm` is called before it waits, if it has to: see the head of this file.
+        `warm` is called before it waits, if it has to: see the head of this file. It returns
+        False if there is nothing it could open yet, and is called again later.
         """
+        is_warm = True
 
         def wait() -> None:
+            nonlocal is_warm
             self._waited = True
-            warm()
+            is_warm = warm()
             gc.collect()
             gc.freeze()  # what there is stays: no reason to look at it again while taking over
             self.runtime.prepare_state(self._describe(ACTIVE))
@@ -115,7 +118,9 @@ class Program:
             self.set_state(STANDBY)
 
         def turn() -> bool:
+            nonlocal is_warm
             self.watchdog()
+            is_warm = is_warm or warm()
             return not self.stopping
 
         if not self.lease.acquire(wait, turn, min(WAIT_S, self.wait_s_max)):
@@ -134,6 +139,7 @@ class Program:
         self.state = state
         if state == ACTIVE and self._prepared:
             self.runtime.enter_state(self.role, self.index, os.getpid())
+            self._prepared = False
         else:
             self.runtime.write_state(self._describe(state))
         self._notifier.send(STATUS=state)
@@ -153,11 +159,16 @@ class Program:
             started_at=self.started_at,
         )
 
-    def ready(self, status: str = "") -> None:
-        """State active, and READY=1. To be called after the first turn that could serve."""
+    def ready(self, status: str = "", *, serving: bool = True) -> None:
+        """State active, and READY=1. To be called after the first turn that could serve.
+
+        Not `serving`: it has the role, and is called again when it serves (standstill.py).
+        """
         self.set_state(ACTIVE)
         now_usec = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
         self._notifier.send(READY=1, STATUS=status or ACTIVE, MONOTONIC_USEC=now_usec)
+        if not serving:
+            return
         start_ms = round((time.time() - self.started_at) * 1e3, 1)
         more = {"taken_over_ns": self._taken_ns} if self._waited else {}
         self.event(events.ACTIVE, version=__version__, start_ms=start_ms, **more)

@@ -367,6 +367,7 @@ class Manager:
             refusal = f"{target}: there is no such component here; there are {all_of_them}"
         try:
             to, ready_s = Release(**request["release"]), float(request["ready_s"])
+            refusal = refusal or releases.no_way_back(self._runtime.instance, to)
         except (KeyError, TypeError, ValueError):
             refusal = f"this manager ({__version__}) does not understand what is asked for"
         if refusal:

@@ -8,6 +8,7 @@ has, and in the queues and sockets.
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -17,7 +18,8 @@ from pathlib import Path
 import midair
 from midair.errors import MidairError
 from midair.exits import Exit
-from midair.version import __version__
+from midair.process import ipc
+from midair.version import LAYOUTS_SINCE, __version__
 
 FIND_S = 30.0  # how long an interpreter may take to say which version it has
 # Where the package is, without importing more of it than its version.
@@ -54,6 +56,25 @@ class Release:
 def own() -> Release:
     """The one this process runs."""
     return Release(sys.executable, str(Path(midair.__file__).resolve().parent.parent), __version__)
+
+
+def no_way_back(instance: str, to: Release) -> str:
+    """Why an instance cannot be brought to that release, or nothing.
+
+    Segments of a release have its name in their header, except those before 0.2.
+    """
+    made = max((_number(text) for text in ipc.releases(instance) if text), default=(0,))
+    since = _number(LAYOUTS_SINCE)
+    if made < since or _number(to.version) >= since:
+        return ""
+    return (
+        f"{to.version} cannot read the shared memory of instance {instance!r}, which is of "
+        f"{LAYOUTS_SINCE} or later: there is no way back but midair down; nothing was changed"
+    )
+
+
+def _number(version: str) -> tuple[int, ...]:
+    return tuple(int(digits) for digits in re.findall(r"\d+", version))
 
 
 def find(place: str | None) -> Release:

@@ -259,11 +259,14 @@ class Upgrade:
 
 def run(runtime: Runtime, target: str, place: str | None, ready_s: float) -> None:
     """Has the manager of an instance upgrade it; prints how far it is. Raises what failed."""
+    target, to = check_target(target), release.find(place)
+    if refusal := release.no_way_back(runtime.instance, to):  # the manager may be an older one
+        raise MidairError(refusal)
     request = {
         "op": control.UPGRADE,
-        "target": check_target(target),
+        "target": target,
         "ready_s": ready_s,
-        "release": asdict(release.find(place)),
+        "release": asdict(to),
     }
     progress = Progress()
     try:

@@ -26,7 +26,7 @@ from tests.support.instance import ROOT
 CONNMGRS = 2
 SEED = int(os.environ.get("MIDAIR_SEED", "1"))
 
-PACKAGES = ("midair", "router", "dispatcher", "connmgr")
+PACKAGES = ("midair", "router", "dispatcher", "connmgr", "native")
 SOURCES = ROOT / "native" / "src"
 TABLE = SOURCES / "base" / "crash_points.h"
 
@@ -55,7 +55,7 @@ def test_every_point_in_the_sources_is_in_the_table() -> None:
     for path in ROOT.glob("*/**/*.py"):
         if path.relative_to(ROOT).parts[0] in PACKAGES:
             here |= set(re.findall(r'crash\.here\("([\w.]+)"\)', path.read_text()))
-    assert here == set(crash.POINTS)
+    assert here == {*crash.POINTS, *crash.MIGRATION_POINTS}
 
 
 def test_every_commit_point_has_a_crash_point() -> None:

@@ -55,11 +55,11 @@ depth = 6
 """
 
 
-def declare() -> cffi.FFI:
+def declare(headers: tuple[str, ...] = HEADERS) -> cffi.FFI:
     """Every struct of the headers."""
     ffi = cffi.FFI()
     values: dict[str, int] = {}
-    for stem in HEADERS:
+    for stem in headers:
         text = re.sub(r"/\*.*?\*/", "", next(SOURCES.rglob(f"{stem}.h")).read_text(), flags=re.S)
         for name, value in re.findall(r"^#define (\w+) \(?([\d xa-fA-Fu*]+?)\)?\s*$", text, re.M):
             values[name] = eval(value.replace("u", ""))
@@ -73,7 +73,7 @@ def declare() -> cffi.FFI:
 
 
 def _number(text: str, values: dict[str, int]) -> int:
-    for name in re.findall(r"[A-Z_]{2,}", text):
+    for name in re.findall(r"[A-Z_][A-Z0-9_]+", text):
         text = text.replace(name, str(values[name]))
     return int(eval(text.replace("u", "").replace("/", "//")))
 
