@@ -138,7 +138,7 @@ class Rig:
             if event.type == native.CONNECT:
                 client = connect.parse(event.data, event.code)
                 events += self.connmgr.connected(event.slot, event.uid, client.options, client.name)
-            elif event.type in (native.REFUSED, native.CLOSED) and event.uid not in self._left:
+            elif event.type == native.CLOSED and event.uid not in self._left:
                 raise RigError(f"a client was refused: {event}")
 
     def turn_router(self) -> None:

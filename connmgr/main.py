@@ -67,7 +67,6 @@ class Connmgr:
         self.handlers = {
             native.FD: self.on_fd,
             native.CONNECT: self.on_connect,
-            native.REFUSED: self.on_refused,
             native.CLOSED: self.on_closed,
             native.ENDED: self.on_ended,
         }
@@ -304,17 +303,12 @@ class Connmgr:
         try:
             client = connect.parse(event.data, event.code)
         except connect.RefusedError as refused:
-            self.engine.fail(event.slot, event.uid, str(refused), native.PROTOCOL)
+            self.engine.end(event.slot, event.uid, native.PROTOCOL, str(refused))
             return
         self.log.debug("client %d: %r", event.uid, client)
         about = (client.name, client.lang, client.version)
         self.engine.describe(self.stats, event.slot, event.uid, *about)
         self.handle(self.engine.connected(event.slot, event.uid, client.options, client.ipc_name))
-
-    def on_refused(self, event: native.Event) -> None:
-        text, reason = native.refusal(event.code)
-        self.log.debug("client %d: %s", event.uid, text)
-        self.engine.fail(event.slot, event.uid, text, reason)
 
     def on_closed(self, event: native.Event) -> None:
         if event.code in native.SLOW_REASONS and time.monotonic() >= self.tell_slow_after:

@@ -8,7 +8,6 @@ from typing import Any
 
 from midair import names
 from native import ffi, lib
-from native.codec_nats import error_text
 from native.segment import Kind, check, open_segment
 
 ARENA = Kind(lib.SEGMENT_ARENA, lib.ARENA_LAYOUT, lib.arena_fingerprint(), "struct arena *")
@@ -18,7 +17,6 @@ JOURNAL = Kind(
 
 FD: int = lib.EVENT_FD
 CONNECT: int = lib.EVENT_CONNECT
-REFUSED: int = lib.EVENT_REFUSED
 CLOSED: int = lib.EVENT_CLOSED
 ENDED: int = lib.EVENT_ENDED
 
@@ -30,6 +28,7 @@ NO_RESPONDERS: int = lib.CONN_NO_RESPONDERS
 
 # Why a connection ended: enum close_reason, in its order.
 REASONS = (
+    "",
     "client closed",
     "read error",
     "write error",
@@ -41,30 +40,16 @@ REASONS = (
     "server stopped",
     "maximum rate exceeded",
     "client name taken",
+    "slow consumer (no room for output)",
 )
 assert len(REASONS) == lib.CLOSE_REASONS
 PROTOCOL: int = lib.CLOSE_PROTOCOL
 NAME_MAX: int = lib.JOURNAL_NAME_MAX  # bytes of a name, with the one that ends it
 
-SLOW_REASONS = (lib.CLOSE_SLOW_BYTES, lib.CLOSE_SLOW_DEADLINE)
+SLOW_REASONS = (lib.CLOSE_SLOW_BYTES, lib.CLOSE_SLOW_DEADLINE, lib.CLOSE_SLOW_ROOM)
 
 # What happens to a slow consumer, as it is configured: enum slow_policy, in its order.
 SLOW = ("disconnect", "drop-newest", "backpressure")
-
-# What the client is told when it is not the codec that refuses.
-_TOLD = {
-    lib.CLOSE_STALE: "Stale Connection",
-    lib.CLOSE_SUBSCRIPTIONS: "maximum subscriptions exceeded",
-    lib.CLOSE_RATE: "maximum rate exceeded",
-}
-
-
-def refusal(code: int) -> tuple[str, int]:
-    """(text for -ERR, close reason) of a REFUSED event's code."""
-    if code <= -100:
-        reason = -100 - code
-        return _TOLD[reason], reason
-    return error_text(code), PROTOCOL
 
 
 @dataclass(frozen=True)
@@ -197,10 +182,10 @@ class Connmgr:
         lib.connmgr_connected(self._cm, slot, uid, options, text, len(text))
         return self._take(-1)
 
-    def fail(self, slot: int, uid: int, text: str, reason: int) -> None:
-        """Sends `-ERR 'text'` and ends the connection."""
-        line = f"-ERR '{text}'\r\n".encode()
-        lib.connmgr_fail(self._cm, slot, uid, line, len(line), reason)
+    def end(self, slot: int, uid: int, reason: int, text: str = "") -> None:
+        """Ends the connection; `text` is what it is told, if the reason is one it is told."""
+        line = text.encode()
+        lib.connmgr_end(self._cm, slot, uid, reason, line, len(line))
 
     def sockets(self) -> Iterator[tuple[int, int]]:
         """(uid, descriptor) of every connection served now."""

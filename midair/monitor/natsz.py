@@ -262,7 +262,7 @@ class Nats:
                     "gauges": {} if counts is None else counts.gauges,
                 }
             )
-        reasons = zip(CLOSE_REASONS, now.closed(), strict=False)
+        reasons = zip(CLOSE_REASONS[1:], now.closed()[1:], strict=False)
         return {
             "instance": self.runtime.instance,
             "components": components,

@@ -228,7 +228,7 @@ def closed(instance: Instance) -> dict[str, float]:
     samples = metrics(instance)
     found = {}
     for family, label, elements in (
-        ("connections_closed", "reason", CLOSE_REASONS),
+        ("connections_closed", "reason", CLOSE_REASONS[1:]),
         ("frames_refused", "error", REFUSALS[1:]),
     ):
         for name in elements:

@@ -81,7 +81,7 @@ int connmgr_open(const struct connmgr_conf *conf, struct journal *journal, struc
     cm->spin[0] = cm->spin[1] = spin_make(conf->spin_ns, (int)conf->spin_adaptive);
     cm->redo.log = &journal->redo;
     cm->redo.base = (char *)journal;
-    cm->dirty_first = cm->flush_first = cm->marked_first = CONNMGR_NONE;
+    cm->dirty_first = cm->flush_first = cm->ending_first = CONNMGR_NONE;
     stalled_open(cm);
     cm->asked_first = cm->asked_last = cm->held_first = CONNMGR_NONE;
     cm->fill_chunk = CONNMGR_NONE;
@@ -360,7 +360,7 @@ static int one_round(struct connmgr *cm, int sleep_ms)
     if (refer_any_due(cm))
         refer_due(cm);
     if (held_any(cm))
-        held_retry(cm);
+        unread_retry(cm);
     if (stalled_any(cm))
         stalled_retry(cm);
     if (ready & 1 << TAG_IN && cm->in_armed)
@@ -417,20 +417,18 @@ void connmgr_tick(struct connmgr *cm)
 
         if (cm->event_count > CONNMGR_EVENTS_MAX / 2)
             return;
-        if (c->stalled || c->held || !cm->in_armed) { /* it is not read: its silence is not its fault */
+        if (c->unread || !cm->in_armed) { /* it is not read: its silence is not its fault */
             c->heard_ns = now;
             c->pings = 0;
         }
         if (c->phase == PHASE_LINGER && now - c->linger_since > CONNMGR_DISCARD_NS) {
-            connmgr_end(cm, c, c->ending - 1);
-        } else if (c->phase == PHASE_OPEN && c->writing && c->stuck_since &&
+            conn_end(cm, c, c->reason);
+        } else if (c->served && c->writing && c->stuck_since &&
                    now - c->stuck_since > conf->write_deadline_ns) {
-            slow_end(cm, c, CLOSE_SLOW_DEADLINE);
-        } else if (c->phase == PHASE_OPEN && !c->paused &&
-                   now - c->heard_ns > conf->ping_interval_ns * (c->pings + 1)) {
+            conn_end(cm, c, CLOSE_SLOW_DEADLINE);
+        } else if (c->served && now - c->heard_ns > conf->ping_interval_ns * (c->pings + 1)) {
             if (c->pings >= conf->ping_max) {
-                c->paused = 1;
-                connmgr_event(cm, EVENT_REFUSED, c, -100 - CLOSE_STALE);
+                conn_end(cm, c, CLOSE_STALE);
             } else {
                 c->pings++;
                 output_append(cm, c, "PING\r\n", 6);

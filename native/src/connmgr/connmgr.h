@@ -7,10 +7,10 @@
  *
  *   connmgr.c     opening, the turn, timers
  *   recover.c     the start, fresh or after a crash
- *   connection.c  from adoption to the end of a connection
+ *   conn.c        from adoption to the end of a connection: phases and reasons (conn.h)
  *   input.c       recv in place
+ *   unread.c      why a connection is not read; those that wait for their rate or for a consumer
  *   stalled.c     connections that wait for room, in order
- *   held.c        connections that wait for their rate or for a consumer
  *   slow.c        consumers that do not read
  *   frames.c      frames to references
  *   refer.c       the references themselves, and when they leave
@@ -31,6 +31,7 @@
 #include "shm/arena.h"
 #include "protocol/nats/codec_nats.h"
 #include "shm/conntable.h"
+#include "connmgr/conn.h"
 #include "connmgr/journal.h"
 #include "base/sockpos.h"
 #include "base/spin.h"
@@ -67,25 +68,9 @@
 API enum connmgr_event_type {
     EVENT_FD = 1,      /* a descriptor given to connmgr_watch is readable: code = its tag */
     EVENT_CONNECT = 2, /* CONNECT arrived: data = JSON, code = options so far; answer with
-                        * connmgr_connected */
-    EVENT_REFUSED = 3, /* a frame was refused: code = enum nats_error; answer with connmgr_fail */
-    EVENT_CLOSED = 4,  /* the socket is gone: code = enum close_reason */
-    EVENT_ENDED = 5,   /* the router confirmed; the slot is free again */
-};
-
-API enum close_reason { /* every connection that ends has one; counted by name */
-    CLOSE_CLIENT = 0,
-    CLOSE_READ_ERROR = 1,
-    CLOSE_WRITE_ERROR = 2,
-    CLOSE_PROTOCOL = 3,
-    CLOSE_STALE = 4,
-    CLOSE_SLOW_BYTES = 5,
-    CLOSE_SLOW_DEADLINE = 6,
-    CLOSE_SUBSCRIPTIONS = 7,
-    CLOSE_SERVER = 8,
-    CLOSE_RATE = 9,
-    CLOSE_NAME_TAKEN = 10,
-    CLOSE_REASONS = 11,
+                        * connmgr_connected, or connmgr_end */
+    EVENT_CLOSED = 3,  /* the socket is gone: code = enum close_reason */
+    EVENT_ENDED = 4,   /* the router confirmed; the slot is free again */
 };
 
 API struct connmgr_event {
@@ -154,22 +139,21 @@ struct conn {
     uint64_t in_pos;
     uint8_t own_chunk;    /* the chunk is filled by this connection alone */
     uint8_t chained;      /* the frame lies along a chain of chunks */
-    uint8_t paused;       /* Python has to answer first */
-    uint8_t awaiting;     /* PONGs on their way; a verbose client's input waits for them */
-    uint8_t stalled;      /* no room: enum stalled_list + 1 */
+    uint8_t unread;       /* enum unread: why it is not read */
+    uint8_t watched;      /* is in the input epoll */
+    uint8_t stalled;      /* UNREAD_ROOM: enum stalled_list it waits in */
     uint8_t writing;      /* waiting for the socket to take more */
     uint8_t dirty;        /* has uncommitted output */
     uint8_t flush;        /* is in the list of connections to write */
-    uint8_t reading;      /* is in the input epoll */
     uint8_t slow;         /* enum slow_policy of its listener */
     uint8_t crowded;      /* publishers are told to wait for it */
-    uint8_t held;         /* enum held_for: not read, in the list of those */
-    int8_t ending;        /* close once committed: reason + 1 */
+    uint8_t served;       /* its phase is one in which it may speak, and is spoken to */
+    uint8_t reason;       /* enum close_reason: it ends, or lingers */
+    int16_t error;        /* CLOSE_PROTOCOL: enum nats_error, 0: it is told something else */
     uint8_t asked;        /* enum ask: references that are due */
     uint8_t confirmed;    /* lingering, and the router has ended the session */
     uint8_t discarding;   /* our side is shut down, reading to the end */
     uint8_t lost;         /* its socket did not survive */
-    uint8_t failed;       /* an error was sent: no deliveries any more */
     /* output: see J3 */
     uint32_t head, tail;  /* segments; CONNMGR_NONE: empty */
     uint32_t write_block; /* being filled; counts as a user of the block */
@@ -179,12 +163,12 @@ struct conn {
     uint64_t messages_out, messages_in; /* for show.h */
     /* lists and times */
     uint32_t sub_first, subs;
-    uint32_t next_dirty, next_flush, next_stalled, prev_stalled, next_asked, next_marked;
+    uint32_t next_dirty, next_flush, next_stalled, prev_stalled, next_asked, next_ending;
     uint64_t stuck_since; /* the kernel took nothing since; 0: not stuck */
     uint64_t linger_since; /* PHASE_LINGER */
     uint64_t paid_messages_ns, paid_bytes_ns; /* until when its rate is used up */
     uint32_t next_held, prev_held;
-    uint32_t consumer;     /* HELD_FOR_CONSUMER: slot and uid of the crowded one */
+    uint32_t consumer;     /* UNREAD_CONSUMER: slot and uid of the crowded one */
     uint64_t consumer_uid;
     uint64_t heard_ns;    /* last bytes from the client */
     uint32_t pings;       /* unanswered */
@@ -218,8 +202,6 @@ enum stalled_list {
 struct stalled { /* first come, first served; linked by next_stalled and prev_stalled */
     uint32_t first, last;
 };
-
-enum held_for { HELD_FOR_RATE = 1, HELD_FOR_CONSUMER = 2 };
 
 struct hold_said { /* a publisher that was told of a crowded consumer, and when */
     uint64_t consumer_uid, publisher;
@@ -272,6 +254,7 @@ struct connmgr {
     uint32_t holds_due_count;
     int stalled_ring;  /* some wait for room in the ring, not for the arena */
     int stalled_more;  /* some could go on without anything happening first */
+    int in_step;    /* what is done now is committed with a step that is not finished: see conn_end() */
     int recovering; /* in connmgr_start: steps may be repetitions */
     struct spin spin[2]; /* without and with an answer of the router to wait for */
     uint64_t spin_seen;  /* spin_work() in and out when it was last asked */
@@ -297,7 +280,7 @@ struct connmgr {
     uint32_t fill_chunk, fill_at; /* the shared open chunk */
     uint32_t *chunk_messages;     /* entries given out, with the uncommitted */
 
-    uint32_t dirty_first, flush_first, marked_first, asked_first, asked_last;
+    uint32_t dirty_first, flush_first, ending_first, asked_first, asked_last;
     uint64_t made;       /* bytes for clients since the start */
     struct ref_message *repeatable; /* of the frame being parsed, if such as follow may join it */
     struct let_go *let_go;
@@ -341,9 +324,9 @@ API void connmgr_forget_events(struct connmgr *cm);
 API int connmgr_adopt(struct connmgr *cm, uint32_t slot, uint64_t uid, int fd);
 API int connmgr_connected(struct connmgr *cm, uint32_t slot, uint64_t uid, uint32_t options,
                           const char *name, uint32_t name_len);
-/* Sends text (an -ERR line) and ends the connection when it is written. */
-API int connmgr_fail(struct connmgr *cm, uint32_t slot, uint64_t uid, const char *text, uint32_t len,
-                     int reason);
+/* Ends the connection. `text` (of `len` bytes; 0: none) is what the client is told, if the reason is one
+ * that a client is told, instead of the reason's own text. */
+API int connmgr_end(struct connmgr *cm, uint32_t slot, uint64_t uid, int reason, const char *text, uint32_t len);
 /* Once a second: pings, stale peers, write deadlines. */
 API void connmgr_tick(struct connmgr *cm);
 API const struct connmgr_stats *connmgr_get_stats(const struct connmgr *cm);
@@ -354,19 +337,9 @@ API int connmgr_socket(const struct connmgr *cm, uint32_t slot, uint64_t *ret_ui
 
 /* ---- between the C files ---- */
 struct connmgr_event *connmgr_event(struct connmgr *cm, uint32_t type, const struct conn *c, int code);
-void connmgr_end(struct connmgr *cm, struct conn *c, int reason);
-void connmgr_reset(struct conn *c, uint32_t slot);
 uint64_t connmgr_clock_ns(void);
 int connmgr_epoll(int epoll, int fd, uint32_t events, uint32_t tag); /* adds or changes */
-void connmgr_ended(struct connmgr *cm, uint32_t slot, uint64_t uid);
-/* One step of a lingering connection: once the router has ended its session and the error is
- * written, our side is shut down. A client that sees the end is thus out of every group. */
-void connmgr_linger(struct connmgr *cm, struct conn *c);
-void connmgr_end_later(struct connmgr *cm, struct conn *c); /* with connmgr_end_marked() */
-/* Ends the connections a batch found to be too slow, once the batch is done. */
-void connmgr_end_marked(struct connmgr *cm);
 void connmgr_ask(struct connmgr *cm, struct conn *c, uint8_t what);
-void connmgr_set_reading(struct connmgr *cm, struct conn *c, int on);
 
 void input_read(struct connmgr *cm, struct conn *c);
 void input_receive(struct connmgr *cm, struct conn *c); /* the same, after input_place */
@@ -375,7 +348,7 @@ int input_may_begin(const struct connmgr *cm);
 int input_pack(struct connmgr *cm, struct conn *c); /* moves it behind others: 0 if there is no chunk */
 void input_parse(struct connmgr *cm, struct conn *c);
 void input_drop(struct connmgr *cm, struct conn *c);
-void input_wake(struct connmgr *cm, struct conn *c);
+void input_wake(struct connmgr *cm, struct conn *c); /* a cause is cleared: what it said meanwhile is looked at */
 void stalled_open(struct connmgr *cm);
 void stalled_add(struct connmgr *cm, struct conn *c);
 void stalled_remove(struct connmgr *cm, struct conn *c);
@@ -408,15 +381,10 @@ int output_make_room(struct connmgr *cm);
 int output_has_room(const struct connmgr *cm); /* there is nothing to be made */
 void output_recover(struct connmgr *cm);
 
-void held_charge(struct connmgr *cm, struct conn *c, uint64_t messages, uint64_t bytes);
-void held_for_consumer(struct connmgr *cm, struct conn *c, uint32_t consumer, uint64_t uid);
-void held_remove(struct connmgr *cm, struct conn *c);
-void held_retry(struct connmgr *cm);
 static inline int held_any(const struct connmgr *cm) { return cm->held_first != CONNMGR_NONE; }
 
 /* Whether the message may be appended for this consumer, which has too much waiting already. */
 int slow_may_deliver(struct connmgr *cm, struct conn *c, uint64_t handle);
-void slow_end(struct connmgr *cm, struct conn *c, int reason); /* tells it and closes it */
 void slow_written(struct connmgr *cm, struct conn *c); /* some of what waited was taken */
 void slow_recover(struct connmgr *cm, struct conn *c);
 
@@ -450,7 +418,6 @@ int modes_recognise(const uint8_t *p, const struct nats_frame *f, uint32_t heade
 void modes_deliver(struct connmgr *cm, const struct order_mode *o, uint32_t stamp);
 void modes_text(struct connmgr *cm, const struct order_text *o, uint32_t stamp);
 void modes_name_taken(struct connmgr *cm, const struct order_conn *o);
-void modes_name_taken_late(struct connmgr *cm, const struct order_conn *o);
 
 uint32_t subtable_find(struct connmgr *cm, uint32_t conn, const uint8_t *sid, uint32_t len);
 uint32_t subtable_add(struct connmgr *cm, struct conn *c, const uint8_t *sid, uint32_t len, int plain);

@@ -114,13 +114,9 @@ struct conn *deliver_recipient(struct connmgr *cm, uint32_t sub, uint32_t stamp,
         return NULL;
     struct conn *c = &cm->conns[(uint32_t)s->word];
 
-    if (c->phase != PHASE_OPEN || c->failed || !count_delivery(cm, s, sub, stamp))
+    if (!c->served || c->reason || !count_delivery(cm, s, sub, stamp))
         return NULL;
-    if (c->end - c->sent <= cm->conf.max_pending || slow_may_deliver(cm, c, handle))
-        return c;
-    if (c->failed)
-        connmgr_end_later(cm, c);
-    return NULL;
+    return c->end - c->sent <= cm->conf.max_pending || slow_may_deliver(cm, c, handle) ? c : NULL;
 }
 
 /* One recipient, whatever the message and the client are like. */
@@ -355,7 +351,7 @@ static inline uint32_t frame_most(const struct frame *f, const struct sub_rec *s
 static int takes_run(const struct connmgr *cm, const struct conn *c, const struct sub_rec *s,
                      const struct run *run)
 {
-    if (!(s->word & (SUB_ACTIVE | SUB_DYING)) || c->phase != PHASE_OPEN || c->failed || c->dropped)
+    if (!(s->word & (SUB_ACTIVE | SUB_DYING)) || !c->served || c->dropped)
         return 0;
     if (s->max && s->word & SUB_PLAIN && s->delivered + run->count >= s->max)
         return 0;

@@ -107,7 +107,7 @@ static int all_take_it(const struct connmgr *cm, const struct flow *f, uint64_t 
         const struct sub_rec *s = &cm->subs[f->subs[i]];
         const struct conn *c = &cm->conns[(uint32_t)s->word];
 
-        if (!(s->word & SUB_ACTIVE) || s->max || c->phase != PHASE_OPEN || c->failed || c->dropped ||
+        if (!(s->word & SUB_ACTIVE) || s->max || !c->served || c->dropped ||
             c->end - c->sent + bytes * f->count > cm->conf.max_pending) /* it may be there several times */
             return 0;
     }

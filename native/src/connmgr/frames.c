@@ -156,7 +156,7 @@ static void subscribe(struct connmgr *cm, struct conn *c, const uint8_t *p, cons
         if (!cm->conf.max_subscriptions || c->subs < cm->conf.max_subscriptions)
             sub = subtable_add(cm, c, p + f->sid, f->sid_len, f->queue_len == 0);
         if (sub == CONNMGR_NONE) {
-            c->ending = CLOSE_SUBSCRIPTIONS + 1;
+            conn_end(cm, c, CLOSE_SUBSCRIPTIONS);
             return;
         }
         refer_subscribe(cm, c, sub, p + f->subject, f->subject_len, p + f->queue, f->queue_len);
@@ -211,8 +211,8 @@ static int handle_frame(struct connmgr *cm, struct conn *c, const uint8_t *p, co
         /* The answer comes by way of the router, behind everything this client said. */
         refer_ping(cm, c);
         if (c->options & CONN_VERBOSE) {
-            c->awaiting = 1;
-            redo_put(&cm->redo, &cm->recs[c->slot].phase, c->phase | c->options | CONN_AWAITING);
+            unread_set(c, UNREAD_ANSWER);
+            conn_put_phase(cm, c);
         }
         return 1;
     case NATS_CONNECT: {
@@ -222,7 +222,7 @@ static int handle_frame(struct connmgr *cm, struct conn *c, const uint8_t *p, co
             return 0;
         ev->data = (const char *)p + f->args;
         ev->len = f->args_len;
-        c->paused = 1;
+        unread_set(c, UNREAD_DECISION);
         return 0;
     }
     default:
@@ -256,9 +256,8 @@ int frames_parse_chain(struct connmgr *cm, struct conn *c)
 void frames_refuse(struct connmgr *cm, struct conn *c, int error)
 {
     cm->stats.refused[-error]++;
-    c->paused = 1; /* Python answers with connmgr_fail */
-    if (!connmgr_event(cm, EVENT_REFUSED, c, error))
-        c->ending = CLOSE_PROTOCOL + 1;
+    c->error = (int16_t)error;
+    conn_end(cm, c, CLOSE_PROTOCOL);
 }
 
 int frames_parse(struct connmgr *cm, struct conn *c)
@@ -282,7 +281,7 @@ int frames_parse(struct connmgr *cm, struct conn *c)
         }
         cm->repeatable = NULL;
         if (!handle_frame(cm, c, p, &f))
-            return !c->paused;
+            return !(c->unread & UNREAD_DECISION);
         p += f.bytes;
         c->at += (uint32_t)f.bytes;
         c->len -= (uint32_t)f.bytes;
@@ -290,10 +289,8 @@ int frames_parse(struct connmgr *cm, struct conn *c)
         c->need = 0;
         if (cm->repeatable && is_repeat(p, c->len, &f) && !(c->options & CONN_VERBOSE))
             p += take_repeats(cm, c, p, &f);
-        if (c->ending)
+        if (c->reason || c->unread & UNREAD_ANSWER) /* it ends, or the next +OK comes after the PONG */
             return 0;
-        if (c->awaiting)
-            return c->len != 0; /* the next +OK comes after the PONG */
     }
     return 0;
 }

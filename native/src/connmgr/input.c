@@ -111,13 +111,11 @@ int input_recover(struct connmgr *cm, struct conn *c, uint64_t taken)
     return 0;
 }
 
-/* The PONG it was waiting for has come: what it said meanwhile is looked at, then it is read. */
+/* What it said meanwhile is looked at when its turn in the list has come. */
 void input_wake(struct connmgr *cm, struct conn *c)
 {
-    if (c->len)
+    if (!c->unread && c->len)
         stalled_add(cm, c);
-    else if (!c->stalled && !c->held)
-        connmgr_set_reading(cm, c, 1);
 }
 
 /* Moves the unparsed bytes to (chunk, at), where the caller knows there is room. */
@@ -325,7 +323,7 @@ static void drain_discarded(struct connmgr *cm, struct conn *c)
         got = recv(c->fd, cm->scratch, CONNMGR_RECV_MAX, MSG_DONTWAIT);
     while (got > 0);
     if (got == 0 || (errno != EAGAIN && errno != EINTR))
-        connmgr_end(cm, c, c->ending ? c->ending - 1 : CLOSE_CLIENT);
+        conn_end(cm, c, c->reason);
 }
 
 /* One read of one connection, if there is room for it. */
@@ -335,10 +333,8 @@ void input_read(struct connmgr *cm, struct conn *c)
         drain_discarded(cm, c);
         return;
     }
-    if (c->phase != PHASE_OPEN || c->paused || c->stalled || c->held)
-        return;
-    if (c->awaiting) {
-        connmgr_set_reading(cm, c, 0);
+    if (c->unread) {
+        unread_seen(cm, c);
         return;
     }
     if ((c->len == 0 && (!input_may_begin(cm) || cm->stalled[STALLED_FRESH].first != CONNMGR_NONE)) ||
@@ -370,7 +366,7 @@ void input_receive(struct connmgr *cm, struct conn *c)
             forget_buffer(cm, c);
         if (got < 0 && (errno == EAGAIN || errno == EINTR))
             return;
-        connmgr_end(cm, c, got == 0 ? CLOSE_CLIENT : CLOSE_READ_ERROR);
+        conn_end(cm, c, got == 0 ? CLOSE_CLIENT : CLOSE_READ_ERROR);
         return;
     }
     CRASH(INPUT_RECEIVED);
@@ -389,9 +385,9 @@ void input_receive(struct connmgr *cm, struct conn *c)
         cm->fill_at += (uint32_t)got;
     uint64_t messages = cm->stats.messages_in;
     input_parse(cm, c);
-    /* Nothing of it was kept: the next read may use the same bytes. */
     if (cm->conf.max_messages_s || cm->conf.max_bytes_s)
-        held_charge(cm, c, cm->stats.messages_in - messages, (uint64_t)got);
+        unread_charge(cm, c, cm->stats.messages_in - messages, (uint64_t)got);
+    /* Nothing of it was kept: the next read may use the same bytes. */
     if (shared && cm->chunk_messages[chunk] == kept && c->chunk == CONNMGR_NONE &&
         cm->fill_at == before + (uint32_t)got)
         cm->fill_at = before;
@@ -424,10 +420,12 @@ static void commit_messages(struct connmgr *cm, struct conn *c, const struct flo
         if (cm->chunk_messages[chunk] > first)
             redo_put_arena(&cm->redo, arena_messages(cm->pool.arena, chunk), last);
     }
+    if (c->reason) /* behind what was delivered to it in this step */
+        conn_tell_ending(cm);
     input_commit(cm, c);
 }
 
-/* Parses what is buffered, commits it, and says in c->stalled if something must wait. */
+/* Parses what is buffered and commits it. What must wait for room goes to the list of those that do. */
 void input_parse(struct connmgr *cm, struct conn *c)
 {
     uint32_t chunk = c->chunk, first = cm->chunk_messages[chunk];
@@ -435,13 +433,10 @@ void input_parse(struct connmgr *cm, struct conn *c)
     int wait = 0;
 
     count_begun(cm, c);
-    if (c->awaiting) { /* since before a crash */
-        connmgr_set_reading(cm, c, 0);
+    if (c->unread & UNREAD_FRAMES || (c->chained && c->len < c->need))
         return;
-    }
+    cm->in_step = 1;
     if (c->chained) {
-        if (c->len < c->need)
-            return;
         int done = refer_have_room(cm) ? frames_parse_chain(cm, c) : 0;
 
         if (done < 0) {
@@ -459,18 +454,14 @@ void input_parse(struct connmgr *cm, struct conn *c)
     if (c->chained)
         CRASH(CHAIN_WHOLE);
     commit_messages(cm, c, &mark, chunk, first);
+    cm->in_step = 0;
     CRASH(INPUT_COMMITTED);
     if (c->len == 0)
         forget_buffer(cm, c);
     count_begun(cm, c);
-    if (c->ending && c->phase == PHASE_OPEN) {
-        connmgr_event(cm, EVENT_REFUSED, c, -100 - (c->ending - 1));
-        c->paused = 1;
-        return;
-    }
-    if (c->awaiting)
-        connmgr_set_reading(cm, c, 0);
-    else if (wait) {
+    if (c->reason) {
+        conn_settle_ending(cm);
+    } else if (wait && !(c->unread & UNREAD_FRAMES)) {
         cm->stalled_ring = 1;
         stalled_add(cm, c);
     }

@@ -7,7 +7,7 @@
  * Invariants:
  *   J1  A word marked "redo" changes only through the redo log; the others are single
  *       stores that are commit points of their own, named beside them.
- *   J2  The unparsed bytes of a connection in PHASE_OPEN are the stream bytes [in_pos, taken)
+ *   J2  The unparsed bytes of a connection in PHASE_GREETED or PHASE_OPEN are the stream bytes [in_pos, taken)
  *       and lie at `buffer`, contiguous (or along a chain); `recv` always lands right behind
  *       them. So after a crash the kernel's count of bytes taken says how many there are. In
  *       other phases nothing is parsed, and `buffer` may name what is somebody else's.
@@ -40,12 +40,18 @@
 #define JOURNAL_SID_MAX 64u  /* room in the record; a protocol may allow less */
 #define JOURNAL_NAME_MAX 64u /* MODE_NAME_MAX of routing.h */
 
-enum conn_phase {      /* low byte of conn_rec.phase; transitions only downwards */
+/* The low byte of conn_rec.phase. Which may follow which is in conn.c. Layout 2 had the same numbers but
+ * for PHASE_GREETED: a connection that was greeted was OPEN, with CONN_CONNECTED or without. The reason in
+ * bits 16 to 23 had the same numbers, too (it was called enum close_reason + 1). So a record of layout 2 with
+ * OPEN and without CONN_CONNECTED becomes GREETED, and every other word is kept as it is. */
+API enum conn_phase {
     PHASE_NONE = 0,
     PHASE_OPENING = 1, /* adopted, the router has not answered yet */
-    PHASE_OPEN = 2,    /* INFO sent, served */
-    PHASE_LINGER = 3,  /* an error was sent: write what is pending, read nothing */
-    PHASE_CLOSING = 4, /* socket gone, waiting for the router's word */
+    PHASE_OPEN = 2,    /* CONNECT was accepted */
+    PHASE_LINGER = 3,  /* an error was sent: what waits is written, nothing is read */
+    PHASE_CLOSING = 4, /* the socket is gone, the router's word is awaited */
+    PHASE_GREETED = 5, /* INFO was sent; served like OPEN, as no client has to say who it is yet */
+    PHASES = 6,
 };
 API enum conn_option {     /* bits of conn_rec.phase above the low byte */
     CONN_VERBOSE = 1 << 8,
@@ -54,9 +60,9 @@ API enum conn_option {     /* bits of conn_rec.phase above the low byte */
     CONN_HEADERS = 1 << 11,
     CONN_NO_RESPONDERS = 1 << 12,
     CONN_CONNECTED = 1 << 13, /* CONNECT was accepted */
-    CONN_AWAITING = 1 << 14,  /* conn.awaiting: only in the record */
+    CONN_AWAITING = 1 << 14,  /* UNREAD_ANSWER of conn.h: only in the record */
 };
-#define CONN_ENDING_SHIFT 16 /* PHASE_LINGER: bits 16 to 23 say why, enum close_reason + 1 */
+#define CONN_REASON_SHIFT 16 /* PHASE_LINGER: bits 16 to 23 say why, enum close_reason of conn.h */
 
 struct conn_rec {
     uint64_t uid;       /* redo; 0: unused */

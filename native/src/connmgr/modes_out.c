@@ -6,14 +6,10 @@
  * Written by:   the connmgr, past committed lengths, within the step of a batch of orders (J5).
  * Invariants:   those of orders.c. A request past its deadline is not delivered; the router, which
  *               has the same clock, tells whoever asked.
- * After a crash: the step is repeated, or was committed. A connection told that its name is taken
- *               is found lingering.
+ * After a crash: the step is repeated, or was committed.
  */
 #include "connmgr/connmgr.h"
-#include "base/crash.h"
 #include "base/put.h"
-
-static const char name_taken[] = "-ERR 'Client Name Taken'\r\n";
 
 void modes_deliver(struct connmgr *cm, const struct order_mode *o, uint32_t stamp)
 {
@@ -67,31 +63,11 @@ void modes_text(struct connmgr *cm, const struct order_text *o, uint32_t stamp)
         text_to(cm, o->subs[i], order_written(o), stamp);
 }
 
-/* As connmgr_fail() does it, but with the step of the batch: its PONG must not come before. */
+/* With the step of the batch: its PONG must not come before. */
 void modes_name_taken(struct connmgr *cm, const struct order_conn *o)
 {
     struct conn *c = &cm->conns[o->conn];
 
-    if (c->uid != o->uid || c->phase != PHASE_OPEN || c->failed)
-        return;
-    c->phase = PHASE_LINGER;
-    c->failed = 1;
-    c->ending = CLOSE_NAME_TAKEN + 1;
-    output_append(cm, c, name_taken, sizeof name_taken - 1);
-    redo_put(&cm->redo, &cm->recs[c->slot].phase,
-             c->phase | c->options | (uint64_t)c->ending << CONN_ENDING_SHIFT);
-}
-
-void modes_name_taken_late(struct connmgr *cm, const struct order_conn *o)
-{
-    struct conn *c = &cm->conns[o->conn];
-
-    if (c->uid != o->uid || c->phase != PHASE_LINGER || c->confirmed)
-        return;
-    connmgr_set_reading(cm, c, 0);
-    c->paused = c->awaiting = 0;
-    c->linger_since = cm->now_ns;
-    input_drop(cm, c);
-    connmgr_ask(cm, c, ASK_CLOSE);
-    CRASH(NAME_REFUSED);
+    if (c->uid == o->uid && c->served)
+        conn_end(cm, c, CLOSE_NAME_TAKEN);
 }

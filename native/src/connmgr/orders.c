@@ -14,7 +14,7 @@
 static void hold_publisher(struct connmgr *cm, const struct order_hold *o)
 {
     if (o->publisher < cm->journal->conns_high)
-        held_for_consumer(cm, &cm->conns[o->publisher], o->consumer, o->consumer_uid);
+        unread_for_consumer(cm, &cm->conns[o->publisher], o->consumer, o->consumer_uid);
 }
 
 static void session_info(struct connmgr *cm, const struct order_info *o)
@@ -24,24 +24,21 @@ static void session_info(struct connmgr *cm, const struct order_info *o)
     if (c->uid != o->uid || c->phase != PHASE_OPENING)
         return;
     output_append(cm, c, o->text, o->text_len);
-    c->phase = PHASE_OPEN;
-    redo_put(&cm->redo, &cm->recs[c->slot].phase, c->phase | c->options);
-    connmgr_set_reading(cm, c, 1);
+    conn_set_phase(cm, c, PHASE_GREETED);
 }
 
 static void session_pong(struct connmgr *cm, const struct order_conn *o)
 {
     struct conn *c = &cm->conns[o->conn];
 
-    if (c->uid != o->uid || c->phase != PHASE_OPEN)
+    if (c->uid != o->uid || !c->served || c->reason)
         return;
     output_append(cm, c, "PONG\r\n", 6);
-    if (!c->awaiting)
+    if (!(c->unread & UNREAD_ANSWER))
         return;
-    c->awaiting = 0;
-    redo_put(&cm->redo, &cm->recs[c->slot].phase, c->phase | c->options);
-    if (!c->paused)
-        input_wake(cm, c);
+    unread_clear(cm, c, UNREAD_ANSWER);
+    conn_put_phase(cm, c);
+    input_wake(cm, c);
 }
 
 static void sub_gone(struct connmgr *cm, const struct order_sub *o)
@@ -57,6 +54,7 @@ static void sub_gone(struct connmgr *cm, const struct order_sub *o)
         subtable_free(cm, sub);
 }
 
+/* The router has no room for it. With the step of the batch: a PONG behind it must not come first. */
 static void sub_refused(struct connmgr *cm, const struct order_sub *o)
 {
     uint32_t sub = (uint32_t)o->sub;
@@ -66,10 +64,8 @@ static void sub_refused(struct connmgr *cm, const struct order_sub *o)
         return;
     struct conn *c = &cm->conns[o->conn];
 
-    if (c->phase == PHASE_OPEN && !c->ending) {
-        c->ending = CLOSE_SUBSCRIPTIONS + 1;
-        connmgr_end_later(cm, c);
-    }
+    if (c->served)
+        conn_end(cm, c, CLOSE_SUBSCRIPTIONS);
 }
 
 static inline void note(struct connmgr *cm, const struct order *o)
@@ -142,6 +138,9 @@ static void apply(struct connmgr *cm, const struct order *o, uint32_t stamp)
     case ORDER_NAME_TAKEN:
         modes_name_taken(cm, (const struct order_conn *)o);
         return;
+    case ORDER_REFUSED:
+        sub_refused(cm, (const struct order_sub *)o);
+        return;
     case ORDER_INFO:
         session_info(cm, (const struct order_info *)o);
         return;
@@ -165,16 +164,10 @@ static void apply_late(struct connmgr *cm, const struct order *o)
 
     switch (o->type) {
     case ORDER_CLOSED:
-        connmgr_ended(cm, about->conn, about->uid);
+        conn_ended(cm, about->conn, about->uid);
         return;
     case ORDER_UNSUBSCRIBED:
         sub_gone(cm, (const struct order_sub *)o);
-        return;
-    case ORDER_REFUSED:
-        sub_refused(cm, (const struct order_sub *)o);
-        return;
-    case ORDER_NAME_TAKEN:
-        modes_name_taken_late(cm, about);
         return;
     default:
         return;
@@ -208,7 +201,7 @@ static void relinquish_all(struct connmgr *cm, int redo)
 /* Whether apply_late() does something about it. */
 static int is_late(const struct order *o)
 {
-    return (o->type >= ORDER_CLOSED && o->type <= ORDER_REFUSED) || o->type == ORDER_NAME_TAKEN;
+    return o->type == ORDER_CLOSED || o->type == ORDER_UNSUBSCRIBED;
 }
 
 int orders_process(struct connmgr *cm, const struct batch *b)
@@ -219,6 +212,7 @@ int orders_process(struct connmgr *cm, const struct batch *b)
     uint32_t last = b->bytes;
 
     trace_batch(cm, b);
+    cm->in_step = !redo;
     for (uint32_t at = BATCH_HEAD; at < b->bytes;) {
         const struct order *o = batch_order(b, at);
         uint32_t next = at + order_bytes(o);
@@ -241,9 +235,11 @@ int orders_process(struct connmgr *cm, const struct batch *b)
     }
     if (!redo) {
         CRASH(ORDERS_APPLIED);
+        conn_tell_ending(cm);
         output_put(cm);
         redo_put(&cm->redo, &j->applied, b->seq);
         redo_commit(&cm->redo);
+        cm->in_step = 0;
         CRASH(ORDERS_COMMITTED);
         flow_learn(cm, b, last);
     }
@@ -252,7 +248,7 @@ int orders_process(struct connmgr *cm, const struct batch *b)
     if (late)
         for (uint32_t at = BATCH_HEAD; at < b->bytes; at += order_bytes(batch_order(b, at)))
             apply_late(cm, batch_order(b, at));
-    connmgr_end_marked(cm); /* before `done`: who is ended by this batch stays ended */
+    conn_settle_ending(cm);
     if (late)
         CRASH(ORDERS_LATE);
     j->done = b->seq; /* "orders.done" */

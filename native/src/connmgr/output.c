@@ -312,7 +312,7 @@ void output_write(struct connmgr *cm, struct conn *c)
             if (errno == EINTR)
                 continue;
             if (errno != EAGAIN && errno != ENOBUFS) {
-                connmgr_end(cm, c, CLOSE_WRITE_ERROR);
+                conn_end(cm, c, CLOSE_WRITE_ERROR);
                 return;
             }
             if (!c->stuck_since)
@@ -334,7 +334,7 @@ void output_write(struct connmgr *cm, struct conn *c)
     if (c->crowded)
         slow_written(cm, c);
     if (c->phase == PHASE_LINGER)
-        connmgr_linger(cm, c);
+        conn_linger(cm, c);
 }
 
 void output_flush(struct connmgr *cm)
@@ -398,7 +398,7 @@ int output_make_room(struct connmgr *cm)
         }
         if (!worst || worst->head == CONNMGR_NONE)
             return ended;
-        connmgr_end(cm, worst, CLOSE_SLOW_BYTES);
+        conn_end(cm, worst, CLOSE_SLOW_ROOM);
         ended = 1;
     }
     return ended;

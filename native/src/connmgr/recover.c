@@ -23,13 +23,11 @@ int connmgr_load(struct connmgr *cm)
         struct conn *c = &cm->conns[slot];
         const struct conn_rec *r = &cm->recs[slot];
 
-        connmgr_reset(c, slot);
+        conn_reset(c, slot);
         if (!r->uid)
             continue;
         c->uid = r->uid;
-        c->phase = (uint32_t)r->phase & 0xff;
-        c->options = (uint32_t)r->phase & 0xff00u & ~(uint32_t)CONN_AWAITING;
-        c->awaiting = (r->phase & CONN_AWAITING) != 0;
+        conn_load(c, r->phase);
         c->in_pos = r->in_pos;
         c->end = r->out_end;
         c->dropped = r->dropped;
@@ -64,13 +62,13 @@ int connmgr_readopt(struct connmgr *cm, uint32_t slot, uint64_t uid, int fd)
     if (slot >= cm->journal->conns_high || c->uid != uid || !c->lost)
         return -ENOENT;
     int err = sockpos_read(fd, &in, &out);
-    if (!err && c->phase == PHASE_OPEN) /* of one that lingers nothing more is parsed (J2) */
+    if (!err && c->served) /* of one that lingers nothing more is parsed (J2) */
         err = input_recover(cm, c, in - cm->recs[slot].in_base);
     if (err)
         return err;
     out -= cm->recs[slot].out_base;
     if (c->phase == PHASE_LINGER && out == c->end + 1)
-        out--; /* our FIN: connmgr_linger() came so far */
+        out--; /* our FIN: conn_linger() came so far */
     if (out < c->sent || out > c->end)
         return -EBADMSG;
     cm->stats.found_input += c->len;
@@ -119,12 +117,11 @@ int connmgr_start(struct connmgr *cm)
         } else if (c->phase == PHASE_LINGER && !c->lost) {
             cm->conn_count++;
             c->linger_since = cm->now_ns;
-            c->ending = (int8_t)(cm->recs[slot].phase >> CONN_ENDING_SHIFT & 0xff);
             connmgr_ask(cm, c, ASK_CLOSE);
             output_write(cm, c);
         } else if (c->phase != PHASE_NONE && c->lost) {
             cm->conn_count++;
-            connmgr_end(cm, c, CLOSE_SERVER);
+            conn_end(cm, c, CLOSE_SERVER);
         } else if (c->phase != PHASE_NONE) {
             cm->conn_count++;
             if (c->phase == PHASE_OPENING) {
@@ -137,11 +134,9 @@ int connmgr_start(struct connmgr *cm)
                 refer_due(cm); /* as connmgr_connected() does */
             output_write(cm, c);
             slow_recover(cm, c);
-            if (c->phase == PHASE_OPEN) {
-                connmgr_set_reading(cm, c, 1);
-                if (c->chunk != CONNMGR_NONE)
-                    input_parse(cm, c);
-            }
+            unread_clear(cm, c, UNREAD_PHASE);
+            if (c->chunk != CONNMGR_NONE)
+                input_parse(cm, c);
         }
     }
     output_flush(cm);

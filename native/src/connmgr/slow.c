@@ -8,7 +8,7 @@
  * alone), and whoever published the message at hand is told: on this connmgr directly, on another
  * one by way of the router (REF_HOLD, ORDER_HOLD). That word is a hint. It may be lost, or come too
  * late; the next message to the consumer says it again. What counts is the mark: a publisher waits
- * while the mark is there (held.c).
+ * while the mark is there (unread.c).
  *
  * After a crash the marks are set right from what waits in the journal (slow_recover). Nobody knows
  * who was told; it is said again. `dropped` is in the journal, so no loss goes untold.
@@ -44,7 +44,7 @@ static void say_hold(struct connmgr *cm, const struct conn *c, uint64_t handle)
     if (said->consumer_uid == c->uid && said->publisher == name && cm->now_ns - said->when_ns < SAY_AGAIN_NS)
         return;
     if (source == cm->conf.index) {
-        held_for_consumer(cm, &cm->conns[publisher], c->slot, c->uid);
+        unread_for_consumer(cm, &cm->conns[publisher], c->slot, c->uid);
     } else {
         if (cm->holds_due_count == CONNMGR_HOLDS_DUE)
             return;
@@ -69,8 +69,7 @@ int slow_may_deliver(struct connmgr *cm, struct conn *c, uint64_t handle)
         output_mark(cm, c); /* the count is committed with the step */
         return 0;
     default:
-        c->failed = 1;
-        c->ending = CLOSE_SLOW_BYTES + 1;
+        conn_end(cm, c, CLOSE_SLOW_BYTES);
         return 0;
     }
 }
@@ -80,23 +79,14 @@ void slow_written(struct connmgr *cm, struct conn *c)
 {
     if (atomic_load_explicit(mark_of(cm, c), memory_order_relaxed) != c->uid)
         return;
-    if (c->phase != PHASE_OPEN || pending(c) <= cm->conf.max_pending / 2)
+    if (!c->served || pending(c) <= cm->conf.max_pending / 2)
         set_crowded(cm, c, 0);
 }
 
 void slow_recover(struct connmgr *cm, struct conn *c)
 {
-    if (c->slow == SLOW_BACKPRESSURE && c->phase == PHASE_OPEN && pending(c) > cm->conf.max_pending / 2)
+    if (c->slow == SLOW_BACKPRESSURE && c->served && pending(c) > cm->conf.max_pending / 2)
         set_crowded(cm, c, 1);
     else
         slow_written(cm, c);
-}
-
-/* What waits for it stays, with the error behind it. It has CONNMGR_DISCARD_NS to read that. */
-void slow_end(struct connmgr *cm, struct conn *c, int reason)
-{
-    static const char text[] = "-ERR 'Slow Consumer'\r\n";
-
-    (void)connmgr_fail(cm, c->slot, c->uid, text, sizeof(text) - 1, reason);
-    slow_written(cm, c);
 }

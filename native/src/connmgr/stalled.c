@@ -1,8 +1,8 @@
 /* stalled: connections that cannot be read now, because there is no room for what they say.
  *
  * Three lists, each first come, first served (struct stalled). A connection is in one of them
- * exactly when c->stalled says so, and then it is not in the input epoll. Private memory of the
- * connmgr: after a crash nobody waits, everybody is read, and who finds no room waits again.
+ * exactly when it has UNREAD_ROOM; c->stalled says in which. Private memory of the connmgr: after a
+ * crash nobody waits, everybody is read, and who finds no room waits again.
  *
  * Those that wait go before those that do not (stalled_retry comes before reading, and
  * input_read lets nobody overtake). A turn serves a bounded number of them and stops at the
@@ -35,10 +35,10 @@ void stalled_add(struct connmgr *cm, struct conn *c)
     struct stalled *list = &cm->stalled[which];
 
     cm->stats.stalls++;
-    connmgr_set_reading(cm, c, 0);
-    if (c->stalled)
+    if (c->unread & UNREAD_ROOM)
         return;
-    c->stalled = (uint8_t)(which + 1);
+    unread_set(c, UNREAD_ROOM);
+    c->stalled = (uint8_t)which;
     c->next_stalled = CONNMGR_NONE;
     c->prev_stalled = list->last;
     if (list->last == CONNMGR_NONE)
@@ -50,7 +50,7 @@ void stalled_add(struct connmgr *cm, struct conn *c)
 
 void stalled_remove(struct connmgr *cm, struct conn *c)
 {
-    struct stalled *list = &cm->stalled[c->stalled - 1];
+    struct stalled *list = &cm->stalled[c->stalled];
 
     if (c->prev_stalled == CONNMGR_NONE)
         list->first = c->next_stalled;
@@ -60,15 +60,14 @@ void stalled_remove(struct connmgr *cm, struct conn *c)
         list->last = c->prev_stalled;
     else
         cm->conns[c->next_stalled].prev_stalled = c->prev_stalled;
-    c->stalled = 0;
+    unread_clear(cm, c, UNREAD_ROOM);
 }
 
 /* Serves the first of a list. 0: it has to go on waiting, and so have those behind it. */
 static int serve(struct connmgr *cm, struct conn *c)
 {
-    if (c->phase != PHASE_OPEN || c->paused || c->awaiting || c->held) { /* not its turn yet */
+    if (c->unread & ~UNREAD_ROOM) { /* not its turn yet: who clears the other cause calls input_wake() */
         stalled_remove(cm, c);
-        connmgr_set_reading(cm, c, c->phase == PHASE_OPEN && !c->awaiting && !c->held);
         return 1;
     }
     if (!refer_have_room(cm)) {
@@ -79,14 +78,12 @@ static int serve(struct connmgr *cm, struct conn *c)
         if (cm->chunk_messages[c->chunk] == ARENA_CHUNK_MESSAGES && !input_place(cm, c))
             return 0;
         stalled_remove(cm, c);
-        connmgr_set_reading(cm, c, 1);
         input_parse(cm, c);
         return 1;
     }
     if ((c->len == 0 && !input_may_begin(cm)) || !input_place(cm, c))
         return 0;
     stalled_remove(cm, c);
-    connmgr_set_reading(cm, c, 1);
     input_receive(cm, c);
     return 1;
 }
@@ -130,7 +127,7 @@ void stalled_compact(struct connmgr *cm)
     for (uint32_t slot = 0; slot < cm->journal->conns_high; slot++) {
         struct conn *c = &cm->conns[slot];
 
-        if (!c->begun || c->paused || c->chunk == cm->fill_chunk || held[c->chunk] > ARENA_CHUNK_BYTES / 2)
+        if (!c->begun || c->unread & UNREAD_DECISION || c->chunk == cm->fill_chunk || held[c->chunk] > ARENA_CHUNK_BYTES / 2)
             continue;
         if (!input_pack(cm, c))
             return;

@@ -207,12 +207,14 @@ static void check_table_side(struct fsck *f, uint32_t n, uint32_t slot, uint64_t
         fsck_say(f, FSCK_CONN_TABLE, SEGMENT_JOURNAL, n, slot, uid, theirs, (uint64_t)state << 32 | connmgr);
 }
 
+static int is_served(uint64_t phase) { return (phase & 0xff) == PHASE_OPEN || (phase & 0xff) == PHASE_GREETED; }
+
 /* The router's side: it has a session before it answers, and until it is told to end it (J6). */
 static void check_router_side(struct fsck *f, uint32_t n, uint32_t slot, uint64_t uid, uint64_t phase)
 {
     const struct conn_rec *r = &journal_conns(f->journals[n])[slot];
 
-    if (!f->routing || slot >= f->routing->sessions || (phase & 0xff) != PHASE_OPEN)
+    if (!f->routing || slot >= f->routing->sessions || !is_served(phase))
         return;
     uint64_t theirs = fsck_load(&routing_sessions(f->routing)[slot].uid);
 
@@ -228,7 +230,7 @@ static void check_conn(struct fsck *f, uint32_t n, uint32_t slot)
 
     if (fsck_load(&r->phase) != phase)
         return;
-    if (uid == 0 ? phase != 0 : low < PHASE_OPENING || low > PHASE_CLOSING || phase & ~PHASE_KNOWN)
+    if (uid == 0 ? phase != 0 : low < PHASE_OPENING || low >= PHASES || phase & ~PHASE_KNOWN)
         fsck_say(f, FSCK_CONN_PHASE, SEGMENT_JOURNAL, n, slot, uid, phase);
     if (uid == 0)
         return;

@@ -74,7 +74,7 @@ static void check_routed(struct fsck *f, uint32_t n, uint32_t sub, uint64_t word
     const struct routing *r = f->routing;
     uint32_t epoch = epoch_of(word);
 
-    if (!r || n >= r->connmgrs || (phase & 0xff) != PHASE_OPEN || f->unreadable_refs[n] ||
+    if (!r || n >= r->connmgrs || ((phase & 0xff) != PHASE_OPEN && (phase & 0xff) != PHASE_GREETED) || f->unreadable_refs[n] ||
         f->had[n][sub] != epoch + 1 || f->under_way[n][sub] == epoch + 1)
         return;
     uint64_t theirs = sub < fsck_load(&r->subs_high[n]) ? fsck_load(&routing_sub(f->routing, n, sub)->word) : 0;

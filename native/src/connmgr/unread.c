@@ -1,9 +1,12 @@
-/* held: connections that are not read for a while, though there is room for what they say.
+/* unread: why a connection is not read (enum unread of conn.h), and the only place that watches sockets.
  *
- * Two reasons (enum held_for). Rate: it sent more than max_messages_s or max_bytes_s allow, and
- * its allowance has to grow back. Consumer: it publishes to a connection whose policy is
- * backpressure, and which has too much waiting (slow.c): until that one's mark in the connection
- * table is gone, or it is.
+ * A connection whose set of causes is empty is in the input epoll. One whose set is not leaves the epoll
+ * when its socket turns out to be readable, not before (unread_seen): most causes are gone sooner.
+ *
+ * Two causes have a list here. UNREAD_RATE: the connection sent more than max_messages_s or max_bytes_s
+ * allow, and its allowance has to grow back. UNREAD_CONSUMER: it publishes to a connection whose policy is
+ * backpressure, and which has too much waiting (slow.c): until that one's mark in the connection table is
+ * gone, or it is. Those that wait for room have lists of their own (stalled.c).
  *
  * Private memory of the connmgr. After a crash nobody is held and every allowance is full: a
  * connection is read once, and then held again if there is still reason to. So nobody is held for
@@ -17,20 +20,40 @@
 #define BURST_NS 1000000000ULL /* a second's worth at once */
 #define LOOK_NS 1000000ULL     /* between two looks at all that are held */
 
-static void hold(struct connmgr *cm, struct conn *c, uint8_t reason)
+void unread_set(struct conn *c, uint32_t causes) { c->unread |= (uint8_t)causes; }
+
+void unread_clear(struct connmgr *cm, struct conn *c, uint32_t causes)
 {
-    if (!c->held) {
+    c->unread &= (uint8_t)~causes;
+    if (c->unread || c->watched || c->fd < 0)
+        return;
+    c->watched = 1;
+    (void)connmgr_epoll(cm->epoll_in, c->fd, EPOLLIN, c->slot);
+}
+
+void unread_seen(struct connmgr *cm, struct conn *c)
+{
+    if (!c->watched)
+        return;
+    c->watched = 0;
+    (void)epoll_ctl(cm->epoll_in, EPOLL_CTL_DEL, c->fd, NULL);
+}
+
+/* ---- those that are held ---- */
+
+static void hold(struct connmgr *cm, struct conn *c, uint32_t cause)
+{
+    if (!(c->unread & UNREAD_HELD)) {
         c->prev_held = CONNMGR_NONE;
         c->next_held = cm->held_first;
         if (cm->held_first != CONNMGR_NONE)
             cm->conns[cm->held_first].prev_held = c->slot;
         cm->held_first = c->slot;
     }
-    c->held |= reason;
-    connmgr_set_reading(cm, c, 0);
+    unread_set(c, cause);
 }
 
-void held_remove(struct connmgr *cm, struct conn *c)
+static void leave_list(struct connmgr *cm, struct conn *c)
 {
     if (c->prev_held == CONNMGR_NONE)
         cm->held_first = c->next_held;
@@ -38,7 +61,16 @@ void held_remove(struct connmgr *cm, struct conn *c)
         cm->conns[c->prev_held].next_held = c->next_held;
     if (c->next_held != CONNMGR_NONE)
         cm->conns[c->next_held].prev_held = c->prev_held;
-    c->held = 0;
+}
+
+void unread_forget(struct connmgr *cm, struct conn *c)
+{
+    unread_set(c, UNREAD_PHASE); /* first: it is not to be watched again */
+    if (c->unread & UNREAD_ROOM)
+        stalled_remove(cm, c);
+    if (c->unread & UNREAD_HELD)
+        leave_list(cm, c);
+    c->unread = UNREAD_PHASE;
 }
 
 static uint64_t used_up(uint64_t until, uint64_t now, uint64_t count, uint64_t each_second)
@@ -54,19 +86,18 @@ static int over_rate(const struct connmgr *cm, const struct conn *c)
 }
 
 /* Counts what was received against the rates of the connection. */
-void held_charge(struct connmgr *cm, struct conn *c, uint64_t messages, uint64_t bytes)
+void unread_charge(struct connmgr *cm, struct conn *c, uint64_t messages, uint64_t bytes)
 {
     c->paid_messages_ns = used_up(c->paid_messages_ns, cm->now_ns, messages, cm->conf.max_messages_s);
     c->paid_bytes_ns = used_up(c->paid_bytes_ns, cm->now_ns, bytes, cm->conf.max_bytes_s);
-    if (!over_rate(cm, c) || c->phase != PHASE_OPEN || c->paused || c->ending)
+    if (!over_rate(cm, c) || !c->served || c->unread & UNREAD_DECISION)
         return;
     if (cm->conf.rate_closes) {
-        if (connmgr_event(cm, EVENT_REFUSED, c, -100 - CLOSE_RATE))
-            c->paused = 1; /* Python answers with connmgr_fail */
+        conn_end(cm, c, CLOSE_RATE);
         return;
     }
     cm->stats.throttled++;
-    hold(cm, c, HELD_FOR_RATE);
+    hold(cm, c, UNREAD_RATE);
 }
 
 static int is_crowded(const struct connmgr *cm, uint32_t slot, uint64_t uid)
@@ -78,34 +109,36 @@ static int is_crowded(const struct connmgr *cm, uint32_t slot, uint64_t uid)
 }
 
 /* Holds a publisher. One consumer at a time: if there are more, it is told again by the next. */
-void held_for_consumer(struct connmgr *cm, struct conn *c, uint32_t consumer, uint64_t uid)
+void unread_for_consumer(struct connmgr *cm, struct conn *c, uint32_t consumer, uint64_t uid)
 {
-    if (c->phase != PHASE_OPEN || c->held & HELD_FOR_CONSUMER || !is_crowded(cm, consumer, uid))
+    if (!c->served || c->unread & UNREAD_CONSUMER || !is_crowded(cm, consumer, uid))
         return;
     c->consumer = consumer;
     c->consumer_uid = uid;
     cm->stats.held++;
-    hold(cm, c, HELD_FOR_CONSUMER);
+    hold(cm, c, UNREAD_CONSUMER);
 }
 
 /* Lets go of those that have waited long enough. */
-void held_retry(struct connmgr *cm)
+void unread_retry(struct connmgr *cm)
 {
     if (cm->now_ns - cm->held_looked_ns < LOOK_NS)
         return;
     cm->held_looked_ns = cm->now_ns;
     for (uint32_t slot = cm->held_first; slot != CONNMGR_NONE;) {
         struct conn *c = &cm->conns[slot];
+        uint32_t over = 0;
 
         slot = c->next_held;
-        if (c->held & HELD_FOR_RATE && !over_rate(cm, c))
-            c->held &= (uint8_t)~HELD_FOR_RATE;
-        if (c->held & HELD_FOR_CONSUMER && !is_crowded(cm, c->consumer, c->consumer_uid))
-            c->held &= (uint8_t)~HELD_FOR_CONSUMER;
-        if (c->held)
+        if (c->unread & UNREAD_RATE && !over_rate(cm, c))
+            over |= UNREAD_RATE;
+        if (c->unread & UNREAD_CONSUMER && !is_crowded(cm, c->consumer, c->consumer_uid))
+            over |= UNREAD_CONSUMER;
+        if (!over)
             continue;
-        held_remove(cm, c);
-        if (c->phase == PHASE_OPEN && !c->paused && !c->awaiting)
-            input_wake(cm, c);
+        if (!(c->unread & UNREAD_HELD & ~over))
+            leave_list(cm, c);
+        unread_clear(cm, c, over);
+        input_wake(cm, c);
     }
 }

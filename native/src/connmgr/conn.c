@@ -1,0 +1,359 @@
+/* conn: a client's connection from adoption to its end. See conn.h.
+ *
+ * Ending takes shutdown(2): the keeper holds a copy of every descriptor, so closing ours would
+ * end nothing. The slot is free again only when the router has confirmed (J6).
+ */
+#include "connmgr/refer.h"
+#include "base/crash.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <sysexits.h>
+#include <unistd.h>
+
+#define CONN_TEXT_MAX 1024u /* bytes of last words */
+
+void connmgr_ask(struct connmgr *cm, struct conn *c, uint8_t what)
+{
+    if (!c->asked) {
+        c->next_asked = CONNMGR_NONE;
+        if (cm->asked_last == CONNMGR_NONE)
+            cm->asked_first = c->slot;
+        else
+            cm->conns[cm->asked_last].next_asked = c->slot;
+        cm->asked_last = c->slot;
+    }
+    c->asked |= what;
+}
+
+/* ---- phases ---- */
+
+/* Which phase may follow which: bits 1 << phase. */
+static const uint8_t follows[PHASES] = {
+    [PHASE_NONE] = 1 << PHASE_OPENING,
+    [PHASE_OPENING] = 1 << PHASE_GREETED | 1 << PHASE_CLOSING, /* nothing was said yet: there is no lingering */
+    [PHASE_GREETED] = 1 << PHASE_OPEN | 1 << PHASE_LINGER | 1 << PHASE_CLOSING,
+    [PHASE_OPEN] = 1 << PHASE_LINGER | 1 << PHASE_CLOSING,
+    [PHASE_LINGER] = 1 << PHASE_CLOSING,
+    [PHASE_CLOSING] = 1 << PHASE_NONE,
+};
+
+int conn_may_follow(uint32_t from, uint32_t to)
+{
+    return from < PHASES && to < PHASES && follows[from] >> to & 1;
+}
+
+void conn_put_phase(struct connmgr *cm, const struct conn *c)
+{
+    uint64_t word = c->phase;
+
+    if (c->phase != PHASE_NONE && c->phase != PHASE_CLOSING)
+        word |= c->options | (c->unread & UNREAD_ANSWER ? CONN_AWAITING : 0);
+    if (c->phase == PHASE_LINGER)
+        word |= (uint64_t)c->reason << CONN_REASON_SHIFT;
+    redo_put(&cm->redo, &cm->recs[c->slot].phase, word);
+}
+
+void conn_load(struct conn *c, uint64_t word)
+{
+    c->phase = (uint32_t)word & 0xff;
+    c->served = c->phase == PHASE_GREETED || c->phase == PHASE_OPEN;
+    c->options = (uint32_t)word & 0xff00u & ~(uint32_t)CONN_AWAITING;
+    c->reason = (uint8_t)(word >> CONN_REASON_SHIFT);
+    unread_set(c, word & CONN_AWAITING ? UNREAD_ANSWER : 0);
+}
+
+/* The process ends before a transition that is not in the table is recorded: its successor finds the phase
+ * that was committed last, and goes on from there. */
+void conn_set_phase(struct connmgr *cm, struct conn *c, uint32_t phase)
+{
+    if (!conn_may_follow(c->phase, phase)) {
+        dprintf(STDERR_FILENO, "midair-connmgr: connection %llu cannot go from phase %u to phase %u: a bug in Midair\n",
+                (unsigned long long)c->uid, c->phase, phase);
+        _exit(EX_SOFTWARE);
+    }
+    c->phase = phase;
+    c->served = phase == PHASE_GREETED || phase == PHASE_OPEN;
+    if (c->served)
+        unread_clear(cm, c, UNREAD_PHASE);
+    else
+        unread_forget(cm, c);
+    conn_put_phase(cm, c);
+}
+
+void conn_reset(struct conn *c, uint32_t slot)
+{
+    memset(c, 0, sizeof(*c));
+    c->slot = slot;
+    c->fd = -1;
+    c->unread = UNREAD_PHASE;
+    c->chunk = c->head = c->tail = c->sub_first = CONNMGR_NONE;
+}
+
+int connmgr_adopt(struct connmgr *cm, uint32_t slot, uint64_t uid, int fd)
+{
+    struct journal *j = cm->journal;
+    uint64_t in = 0, out = 0;
+
+    if (slot >= j->conns || cm->recs[slot].uid != 0)
+        return -EEXIST;
+    int err = sockpos_read(fd, &in, &out);
+    if (err)
+        return err;
+    while (j->conns_high <= slot) {
+        conn_reset(&cm->conns[j->conns_high], (uint32_t)j->conns_high);
+        j->conns_high++;
+    }
+    struct conn *c = &cm->conns[slot];
+    struct conn_rec *r = &cm->recs[slot];
+
+    conn_reset(c, slot);
+    c->fd = fd;
+    c->uid = uid;
+    c->options = CONN_VERBOSE | CONN_PEDANTIC;
+    c->heard_ns = connmgr_clock_ns();
+    c->slow = cm->conf.slow[cm->table->slots[slot].listener % CONNMGR_LISTENERS_MAX];
+    memset(r, 0, sizeof(*r)); /* the slot is nobody's until uid is stored */
+    r->in_base = in;
+    r->out_base = out;
+    r->protocol = cm->table->slots[slot].protocol;
+    r->transport = cm->table->slots[slot].transport;
+    conn_set_phase(cm, c, PHASE_OPENING);
+    redo_put(&cm->redo, &r->uid, uid);
+    redo_commit(&cm->redo);
+    CRASH(ADOPT_RECORDED);
+    conntable_set_state(cm->table, slot, CONN_ACTIVE);
+    CRASH(ADOPT_ACTIVE);
+    cm->conn_count++;
+    connmgr_ask(cm, c, ASK_OPEN);
+    return 0;
+}
+
+/* ---- the end ---- */
+
+/* What a client is told when its connection ends; NULL: nothing, and its socket is shut at once. One that is
+ * told something lingers: it gets what waits for it, then this, then the end. */
+static const struct { const char *text; } reasons[CLOSE_REASONS] = {
+    [CLOSE_PROTOCOL] = {"Parser Error"}, /* if neither conn.error nor Python has more to say */
+    [CLOSE_STALE] = {"Stale Connection"},
+    [CLOSE_SLOW_BYTES] = {"Slow Consumer"},
+    [CLOSE_SLOW_DEADLINE] = {"Slow Consumer"},
+    [CLOSE_SUBSCRIPTIONS] = {"maximum subscriptions exceeded"},
+    [CLOSE_RATE] = {"maximum rate exceeded"},
+    [CLOSE_NAME_TAKEN] = {"Client Name Taken"},
+};
+
+static int is_told(const struct conn *c) { return reasons[c->reason].text && c->served; }
+
+/* Appends the last words. `text`: those that Python has chosen, or NULL. */
+static void tell(struct connmgr *cm, struct conn *c, const char *text, uint32_t len)
+{
+    if (!text) {
+        text = c->error ? nats_error_text(c->error) : reasons[c->reason].text;
+        len = (uint32_t)strlen(text);
+    }
+    output_append(cm, c, "-ERR '", 6);
+    output_append(cm, c, text, len);
+    output_append(cm, c, "'\r\n", 3);
+    conn_set_phase(cm, c, PHASE_LINGER);
+}
+
+/* It has been told, and the step is committed. The bytes it sent are not dropped before: they are those of a
+ * connection that is served (J2). */
+static void told(struct connmgr *cm, struct conn *c)
+{
+    CRASH(FAIL_COMMITTED);
+    c->linger_since = cm->now_ns;
+    input_drop(cm, c);
+    slow_written(cm, c);
+    connmgr_ask(cm, c, ASK_CLOSE);
+    if (c->reason == CLOSE_NAME_TAKEN)
+        CRASH(NAME_REFUSED);
+}
+
+/* Others hold copies of the descriptor, so closing ours does none of these. */
+static void shut(struct connmgr *cm, struct conn *c)
+{
+    if (c->fd < 0)
+        return;
+    (void)epoll_ctl(cm->epoll_in, EPOLL_CTL_DEL, c->fd, NULL);
+    (void)epoll_ctl(cm->epoll_out, EPOLL_CTL_DEL, c->fd, NULL);
+    (void)shutdown(c->fd, SHUT_RDWR);
+    close(c->fd);
+    c->fd = -1;
+    c->watched = c->writing = 0;
+}
+
+static void close_now(struct connmgr *cm, struct conn *c)
+{
+    shut(cm, c);
+    conn_set_phase(cm, c, PHASE_CLOSING);
+    CRASH(END_SHUTDOWN);
+    redo_commit(&cm->redo);
+    CRASH(END_COMMITTED);
+    input_drop(cm, c);
+    output_drop(cm, c);
+    slow_written(cm, c);
+    cm->stats.closed[c->reason]++;
+    cm->conn_count--;
+    connmgr_event(cm, EVENT_CLOSED, c, c->reason);
+    if (c->confirmed)
+        conn_ended(cm, c->slot, c->uid);
+    else
+        connmgr_ask(cm, c, ASK_CLOSE);
+}
+
+static void end_with(struct connmgr *cm, struct conn *c, enum close_reason reason, const char *text, uint32_t len)
+{
+    if (c->phase == PHASE_CLOSING || c->phase == PHASE_NONE)
+        return;
+    if (cm->in_step) {
+        if (c->reason)
+            return;
+        c->reason = (uint8_t)reason;
+        c->next_ending = cm->ending_first;
+        cm->ending_first = c->slot;
+        return;
+    }
+    if (!c->reason)
+        c->reason = (uint8_t)reason;
+    if (!is_told(c)) {
+        close_now(cm, c);
+        return;
+    }
+    tell(cm, c, text, len);
+    output_put(cm);
+    redo_commit(&cm->redo);
+    told(cm, c);
+    output_flush(cm);
+}
+
+void conn_end(struct connmgr *cm, struct conn *c, enum close_reason reason) { end_with(cm, c, reason, NULL, 0); }
+
+void conn_tell_ending(struct connmgr *cm)
+{
+    for (uint32_t slot = cm->ending_first; slot != CONNMGR_NONE; slot = cm->conns[slot].next_ending)
+        if (is_told(&cm->conns[slot]))
+            tell(cm, &cm->conns[slot], NULL, 0);
+}
+
+void conn_settle_ending(struct connmgr *cm)
+{
+    while (cm->ending_first != CONNMGR_NONE) {
+        struct conn *c = &cm->conns[cm->ending_first];
+
+        cm->ending_first = c->next_ending;
+        if (c->phase == PHASE_LINGER)
+            told(cm, c);
+        else
+            close_now(cm, c);
+    }
+}
+
+int connmgr_end(struct connmgr *cm, uint32_t slot, uint64_t uid, int reason, const char *text, uint32_t len)
+{
+    struct conn *c = &cm->conns[slot];
+
+    if (slot >= cm->journal->conns_high || c->uid != uid || c->reason || reason <= CLOSE_NONE ||
+        reason >= CLOSE_REASONS || len > CONN_TEXT_MAX)
+        return -ENOENT;
+    end_with(cm, c, (enum close_reason)reason, len ? text : NULL, len);
+    return 0;
+}
+
+void conn_linger(struct connmgr *cm, struct conn *c)
+{
+    if (!c->confirmed || c->head != CONNMGR_NONE || c->discarding || c->fd < 0)
+        return;
+    c->discarding = 1;
+    c->linger_since = cm->now_ns;
+    shutdown(c->fd, SHUT_WR);
+    unread_clear(cm, c, UNREAD_PHASE);
+}
+
+/* The answer to what a predecessor asked may come before we have asked again. */
+static void leave_asked(struct connmgr *cm, struct conn *c)
+{
+    uint32_t *at = &cm->asked_first, last = CONNMGR_NONE;
+
+    while (*at != CONNMGR_NONE && *at != c->slot) {
+        last = *at;
+        at = &cm->conns[last].next_asked;
+    }
+    if (*at == CONNMGR_NONE)
+        return;
+    *at = c->next_asked;
+    if (cm->asked_last == c->slot)
+        cm->asked_last = last;
+}
+
+void conn_ended(struct connmgr *cm, uint32_t slot, uint64_t uid)
+{
+    struct conn *c = &cm->conns[slot];
+
+    if (slot >= cm->journal->conns_high || c->uid != uid)
+        return;
+    if (c->phase == PHASE_LINGER) {
+        c->confirmed = 1;
+        conn_linger(cm, c);
+        return;
+    }
+    if (c->phase != PHASE_CLOSING)
+        return;
+    while (c->sub_first != CONNMGR_NONE)
+        subtable_free(cm, c->sub_first);
+    CRASH(ENDED_SUBS);
+    if (c->asked)
+        leave_asked(cm, c);
+    conn_set_phase(cm, c, PHASE_NONE);
+    redo_put(&cm->redo, &cm->recs[slot].uid, 0);
+    redo_commit(&cm->redo);
+    CRASH(ENDED_RECORDED);
+    conntable_set_state(cm->table, slot, CONN_CLOSED);
+    connmgr_event(cm, EVENT_ENDED, c, 0);
+    conn_reset(c, slot);
+}
+
+int connmgr_connected(struct connmgr *cm, uint32_t slot, uint64_t uid, uint32_t options,
+                      const char *name, uint32_t name_len)
+{
+    struct conn *c = &cm->conns[slot];
+    struct nats_limits limits = {cm->conf.max_control_line, cm->conf.max_payload, 0, 0};
+    struct nats_frame f;
+
+    if (slot >= cm->journal->conns_high || c->uid != uid || !(c->unread & UNREAD_DECISION))
+        return -ENOENT;
+    if (name_len >= JOURNAL_NAME_MAX)
+        return -EINVAL;
+    if (nats_parse(arena_data(cm->pool.arena, c->chunk) + c->at, c->len, &limits, &f) != 1 ||
+        f.op != NATS_CONNECT)
+        return -EBADMSG;
+    c->options = options | CONN_CONNECTED;
+    c->has_flow = 0; /* decided for a sender with other options, perhaps (F2) */
+    flow_never(c);
+    memset(cm->recs[slot].name, 0, JOURNAL_NAME_MAX);
+    memcpy(cm->recs[slot].name, name, name_len);
+    c->at += (uint32_t)f.bytes;
+    c->len -= (uint32_t)f.bytes;
+    c->in_pos += f.bytes;
+    if (c->phase == PHASE_GREETED)
+        conn_set_phase(cm, c, PHASE_OPEN);
+    else
+        conn_put_phase(cm, c);
+    if (options & CONN_VERBOSE)
+        output_append(cm, c, "+OK\r\n", 5);
+    input_commit(cm, c);
+    CRASH(CONNECT_TAKEN);
+    connmgr_ask(cm, c, ASK_READY);
+    if (name_len) /* whether it may be called that is known before the answer to its first PING */
+        refer_due(cm);
+    unread_clear(cm, c, UNREAD_DECISION);
+    if (c->len)
+        input_parse(cm, c);
+    else
+        input_drop(cm, c);
+    output_flush(cm);
+    return 0;
+}
