@@ -41,10 +41,16 @@ static int finish(void *from, uint64_t from_bytes, void *arena, uint64_t arena_b
     return r01_redo_finish(&j->redo, j, from_bytes, arena, arena_bytes);
 }
 
+/* See enum conn_phase: what was greeted and had not said CONNECT is a phase of its own now. */
+static uint64_t convert_phase(uint64_t word)
+{
+    return (word & 0xff) == PHASE_OPEN && !(word & CONN_CONNECTED) ? (word & ~0xffULL) | PHASE_GREETED : word;
+}
+
 static void convert_conn(const struct r01_conn *f, struct conn_rec *t)
 {
     t->uid = f->uid;
-    t->phase = f->phase;
+    t->phase = convert_phase(f->phase);
     t->in_base = f->in_base;
     t->out_base = f->out_base;
     t->in_pos = f->in_pos;
