@@ -17,14 +17,13 @@ import time
 from collections.abc import Sequence
 
 from dispatcher.balance import Balance
-from dispatcher.handoff import FORGOTTEN_S, Client, Handoffs, Recovered, cookie_of
+from dispatcher.outbox import FORGOTTEN_S, Client, Outbox, Recovered, cookie_of
 from midair import config, names
-from midair.errors import MidairError, MissingError
+from midair.errors import MidairError
 from midair.exits import Exit
 from midair.keeper.client import KeeperClient
-from midair.process import crash, events
-from midair.process.program import Program, run
-from midair.process.standstill import Standstill
+from midair.process import crash, role
+from midair.process.program import Program
 from native import migrate
 from native.conntable import ConnTable
 from native.guard import Guard
@@ -37,7 +36,6 @@ PAUSE_S = 0.1  # how long accepting rests when descriptors ran out
 # Descriptors a process needs beside those of clients: listeners, links, what Python has.
 DESCRIPTORS_RESERVED = 256
 RECOVER_S = 5.0
-SHOW_S = 0.2  # how often counters are published
 
 # Of the congestion controls the one that every kernel has and lets everyone use. It asks for no
 # pacing; of a socket that begun with bbr the kernel goes on to pace, at a rate nobody reaches.
@@ -47,40 +45,71 @@ LOCAL = ("127.", "::1", "::ffff:127.")
 REFUSAL = b"-ERR 'maximum connections exceeded'\r\n"
 
 
-class Dispatcher:
+class Dispatcher(role.Role):
     """The listening sockets and what becomes of what they accept."""
 
-    def __init__(
-        self,
-        listeners: Sequence[socket.socket],
-        table: ConnTable,
-        balance: Balance,
-        handoffs: Handoffs,
-        connections_max: int,
-        pace_local: bool,
-    ) -> None:
+    def __init__(self, program: Program) -> None:
+        super().__init__(program)
+        fds = program.listen_fds(names.FD_CLIENT)
+        if not fds:
+            raise MidairError(
+                f"needs listening sockets called {names.FD_CLIENT!r} (LISTEN_FDNAMES); "
+                "it is started by `midair up` or systemd",
+                Exit.USAGE,
+            )
+        self.memory = migrate.for_dispatcher(program.instance)
         self.accepted = 0
         self.refused = 0
         self.descriptors_out = 0
-        self._listeners = listeners
-        self._table = table
-        self._balance = balance
-        self._handoffs = handoffs
-        self._connections_max = connections_max
-        self._pace_local = pace_local
+        self._listeners = [socket.socket(fileno=fd) for fd in fds]
+        for listener in self._listeners:
+            listener.setblocking(False)
+        self._pace_local = self.config.latency.pace_local
         self._selector = selectors.DefaultSelector()
+        self._selector.register(program.wake_fd, selectors.EVENT_READ)
         self._accepting = False
         self._paused_until = 0.0
-        for listener in listeners:
-            listener.setblocking(False)
+        self._found = Recovered()
+        self._doubtful_until = 0.0
+        self._refused_before = 0
 
-    def watch(self, fd: int) -> None:
-        """Ends the waiting of `turn` when `fd` is readable (the program's signals)."""
-        self._selector.register(fd, selectors.EVENT_READ)
+    def open(self, create: bool) -> None:
+        most = self.config.limits.max_connections
+        self._table = ConnTable.open(self.program.instance, most, create=create)
+
+    def recover(self) -> dict[str, int]:
+        program, runtime = self.program, self.program.runtime
+        self._table.reap()
+        self._balance = Balance(self.config.connmgrs, self._table.counts, runtime)
+        keeper_path = runtime.socket(names.KEEPER_SOCKET)
+        indexes = range(self.config.connmgrs)
+        self._outbox = Outbox(
+            KeeperClient(keeper_path),
+            [runtime.socket(names.handoff_socket(index)) for index in indexes],
+        )
+        if program.generation > 1:
+            self._found = self._outbox.recover(self._table, RECOVER_S)
+        self._doubtful_until = time.monotonic() + FORGOTTEN_S
+        self._connections_max = _connections_max(program)
+        for sock in self._found.unknown:
+            self._adopt(sock)
+        self._outbox.forget(self._found.nameless)
+        self._guard = Guard(keeper_path, program.generation)
+        self._stats = Own(program.instance, names.DISPATCHER, None, 0, program.ipc_gid)
+        self._before = self._stats.resume()
+        addresses = [config.join_address(*sock.getsockname()[:2]) for sock in self._listeners]
+        runtime.write("listen.json", json.dumps(addresses))
+        self.status = "accepting on " + ", ".join(addresses)
+        found = {
+            "sent_again": self._found.sent_again,
+            "saved_by_the_guard": len(self._found.unknown),
+            "given_up": self._found.given_up,
+        }
+        return found if any(found.values()) else {}
 
     def turn(self, timeout_s: float) -> None:
         """Waits for clients, accepts them, and moves all that wait a step on."""
-        backlog = self._handoffs.backlog
+        backlog = self._outbox.backlog
         pause_s = self._paused_until - time.monotonic()
         self._set_accepting(backlog < BACKLOG_MAX and pause_s <= 0)
         if backlog:
@@ -90,14 +119,21 @@ class Dispatcher:
         for key, _ in self._selector.select(timeout_s):
             if key.data is not None:
                 self._accept(key.data)
-        if self._handoffs.backlog:
-            self._handoffs.flush()
+        if self._outbox.backlog:
+            self._outbox.flush()
+        if self._found.doubtful and time.monotonic() > self._doubtful_until:
+            self._outbox.give_up(self._table, self._found.doubtful)
+            self._found.doubtful.clear()
+        if self.refused and not self._refused_before:
+            self.log.warning("maximum of connections reached: refusing clients")
+        self._refused_before = self.refused
+        self._guard.check()
 
-    def show(self, stats: Own, before: dict[str, int]) -> None:
+    def show(self) -> None:
         """Publishes what was counted, in the lives before this one too."""
-        stats.publish(
-            {name: count + getattr(self, name) for name, count in before.items()},
-            {"backlog": self._handoffs.backlog, "connections_max": self._connections_max},
+        self._stats.publish(
+            {name: count + getattr(self, name) for name, count in self._before.items()},
+            {"backlog": self._outbox.backlog, "connections_max": self._connections_max},
         )
 
     def _set_accepting(self, wanted: bool) -> None:
@@ -144,9 +180,9 @@ class Dispatcher:
             return self._refuse(sock)
         crash.here("dispatcher.assigned")
         slot, uid = given
-        self._handoffs.add(Client(uid, slot, listener, connmgr, sock.detach()))
+        self._outbox.add(Client(uid, slot, listener, connmgr, sock.detach()))
 
-    def adopt(self, sock: socket.socket) -> None:
+    def _adopt(self, sock: socket.socket) -> None:
         """A client the last dispatcher had accepted and nobody knows of."""
         ours = [listener.getsockname()[:2] for listener in self._listeners]
         local = sock.getsockname()
@@ -168,93 +204,6 @@ class Dispatcher:
         sock.close()
 
 
-def serve(program: Program) -> None:
-    fds = program.listen_fds(names.FD_CLIENT)
-    if not fds:
-        raise MidairError(
-            f"needs listening sockets called {names.FD_CLIENT!r} (LISTEN_FDNAMES); "
-            "it is started by `midair up` or systemd",
-            Exit.USAGE,
-        )
-    crash.arm(program.called)
-    listeners = [socket.socket(fileno=fd) for fd in fds]
-    conf, runtime = program.config, program.runtime
-    table: ConnTable | None = None
-    standstill = Standstill(program, migrate.for_dispatcher(program.instance))
-
-    def warm() -> bool:
-        nonlocal table
-        if standstill.ahead:
-            standstill.join()
-            return False
-        with contextlib.suppress(MissingError):
-            table = ConnTable.open(program.instance, conf.limits.max_connections, create=False)
-        return table is not None
-
-    program.acquire_lease(warm)
-    standstill.end()
-    if table is None:
-        table = ConnTable.open(program.instance, conf.limits.max_connections, create=True)
-    table.reap()
-    balance = Balance(conf.connmgrs, table.counts, runtime)
-    handoffs = Handoffs(
-        KeeperClient(runtime.socket(names.KEEPER_SOCKET)),
-        [runtime.socket(names.handoff_socket(index)) for index in range(conf.connmgrs)],
-    )
-    started = time.monotonic()
-    found = handoffs.recover(table, RECOVER_S) if program.generation > 1 else Recovered()
-    recovered_s = time.monotonic() - started
-    dispatcher = Dispatcher(
-        listeners,
-        table,
-        balance,
-        handoffs,
-        _connections_max(program),
-        conf.latency.pace_local,
-    )
-    for sock in found.unknown:
-        dispatcher.adopt(sock)
-    handoffs.forget(found.nameless)
-    if found.sent_again or found.given_up or found.unknown:
-        program.log.info(
-            "recovered: %d hand-offs sent again, %d clients saved by the guard, %d given up",
-            found.sent_again,
-            len(found.unknown),
-            found.given_up,
-        )
-    guard = Guard(runtime.socket(names.KEEPER_SOCKET), program.generation)
-    dispatcher.watch(program.wake_fd)
-    addresses = [config.join_address(*sock.getsockname()[:2]) for sock in listeners]
-    runtime.write("listen.json", json.dumps(addresses))
-    program.ready("accepting on " + ", ".join(addresses))
-    if found.sent_again or found.given_up or found.unknown:
-        program.event(
-            events.RECOVERED,
-            sent_again=found.sent_again,
-            saved_by_the_guard=len(found.unknown),
-            given_up=found.given_up,
-            took_ms=round(recovered_s * 1e3, 1),
-        )
-    stats = Own(program.instance, names.DISPATCHER, None, 0, program.ipc_gid)
-    before = stats.resume()
-    next_show = 0.0
-    refused = 0
-    doubtful_until = time.monotonic() + FORGOTTEN_S
-    while not program.stopping:
-        dispatcher.turn(program.wait_s_max)
-        if found.doubtful and time.monotonic() > doubtful_until:
-            handoffs.give_up(table, found.doubtful)
-            found.doubtful.clear()
-        if dispatcher.refused and not refused:
-            program.log.warning("maximum of connections reached: refusing clients")
-        refused = dispatcher.refused
-        if time.monotonic() >= next_show:
-            next_show = time.monotonic() + SHOW_S
-            dispatcher.show(stats, before)
-        guard.check()
-        program.watchdog()
-
-
 def _connections_max(program: Program) -> int:
     """limits.max_connections, or what the descriptor limit leaves room for."""
     wanted = program.config.limits.max_connections
@@ -268,9 +217,9 @@ def _connections_max(program: Program) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    return run(
+    return role.run(
         names.DISPATCHER,
-        serve,
+        Dispatcher,
         argv,
         description="Accepts clients and hands them to the connection managers.",
     )

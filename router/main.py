@@ -6,23 +6,17 @@ and keeps the process in its role.
 
 from __future__ import annotations
 
-import contextlib
 import sys
-import time
 from typing import Any
 
 from midair import names
-from midair.errors import MissingError
-from midair.process import crash, events, program
+from midair.process import role
 from midair.process.program import Program
-from midair.process.standstill import Standstill
 from midair.version import __version__
 from native import migrate
 from native import router as native
 from native.stats import Own
 
-SHOW_S = 0.2  # how often counters are published
-TURN_MS = 250  # the longest C keeps the processor from Python: signals, watchdog
 PROTO = 1  # the server may send INFO again
 
 
@@ -42,86 +36,66 @@ def info(program: Program) -> dict[str, Any]:
     }
 
 
-def serve(program: Program) -> None:
-    config, instance = program.config, program.instance
-    crash.arm(program.called)
-    program.pin()
-    queues = {
-        noun: [program.open_queue(noun, n).fd for n in range(config.connmgrs)]
-        for noun in names.QUEUES
-    }
+class Router(role.Role):
+    """The router at work."""
 
-    def open_engine(create: bool) -> native.Router:
-        """Maps the segment and reads its head; nothing in it changes before start()."""
+    turn_s_max = 0.25  # the longest C keeps the processor from Python: signals, watchdog
+
+    def __init__(self, program: Program) -> None:
+        super().__init__(program)
+        program.pin()
+        self.memory = migrate.for_router(program.instance)
+        self._queues = {
+            noun: [program.open_queue(noun, n).fd for n in range(self.config.connmgrs)]
+            for noun in names.QUEUES
+        }
+
+    def open(self, create: bool) -> None:
+        """Maps the segment and reads its head; nothing in it changes before recover()."""
+        config, program = self.config, self.program
         routing = native.open_routing(
-            instance,
+            program.instance,
             config.connmgrs,
             config.limits.max_connections,
             config.connmgr.subscriptions,
             create,
             program.ipc_gid,
         )
-        return native.Router(
+        self._engine = native.Router(
             routing,
             config.connmgrs,
             config.router.subjects,
             config.latency.spin_ns,
             config.latency.spin_adaptive,
             info(program),
-            queues[names.REFS],
-            queues[names.ORDERS],
+            self._queues[names.REFS],
+            self._queues[names.ORDERS],
             program.generation,
         )
 
-    engine: native.Router | None = None
-    standstill = Standstill(program, migrate.for_router(instance))
-
-    def warm() -> bool:
-        nonlocal engine
-        if standstill.ahead:
-            standstill.join()
-            return False
-        with contextlib.suppress(MissingError):
-            engine = open_engine(create=False)
-        return engine is not None
-
-    program.acquire_lease(warm)
-    standstill.end()
-    started = time.monotonic()
-    engine = engine or open_engine(create=True)
-    shown = Own(instance, names.ROUTER, None, 0, program.ipc_gid).pointer
-    engine.resume(shown)
-    found = engine.start()
-    recovered: dict[str, float] = {}
-    if program.generation > 1:
-        stats = engine.stats()
-        recovered = {
+    def recover(self) -> dict[str, int]:
+        program = self.program
+        self._stats = Own(program.instance, names.ROUTER, None, 0, program.ipc_gid).pointer
+        self._engine.resume(self._stats)
+        found = self._engine.start()
+        if program.generation == 1:
+            return {}
+        stats = self._engine.stats()
+        return {
             "subscriptions": found,
             "words": stats["found_words"],
             "batches": stats["found_batches"],
-            "took_ms": round((time.monotonic() - started) * 1e3, 1),
         }
-        program.log.info(
-            "recovered: %d subscriptions; repaired: %d words of a step, %d batches; in %.1f ms",
-            *recovered.values(),
-        )
-    engine.turn(0)
-    program.ready()
-    if recovered:
-        program.event(events.RECOVERED, **recovered)
-    turn_ms = min(TURN_MS, int(program.wait_s_max * 1000))
-    engine.show(shown)
-    next_show = time.monotonic() + SHOW_S
-    while not program.stopping:
-        engine.turn(turn_ms)
-        if time.monotonic() >= next_show:
-            next_show = time.monotonic() + SHOW_S
-            engine.show(shown)
-        program.watchdog()
+
+    def turn(self, timeout_s: float) -> None:
+        self._engine.turn(int(timeout_s * 1000))
+
+    def show(self) -> None:
+        self._engine.show(self._stats)
 
 
 def main() -> int:
-    return program.run(names.ROUTER, serve, description="Midair's router.")
+    return role.run(names.ROUTER, Router, description="Midair's router.")
 
 
 if __name__ == "__main__":

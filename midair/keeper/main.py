@@ -27,8 +27,8 @@ from midair import names
 from midair.errors import MidairError, MissingError
 from midair.exits import Exit
 from midair.keeper.client import KeeperClient
-from midair.process import crash, wire
-from midair.process.program import Program, run
+from midair.process import crash, role, wire
+from midair.process.program import Program
 from midair.process.standstill import Presence
 
 # Descriptors in flight count against RLIMIT_NOFILE of an ordinary user (ETOOMANYREFS):
@@ -233,37 +233,45 @@ def inherit(program: Program) -> dict[int, int]:
     return {}
 
 
-def serve(program: Program) -> None:
-    crash.arm(program.called)
-    fds = program.listen_fds(names.FD_KEEPER)
-    if len(fds) != 1:
-        raise MidairError(
-            f"needs one listening socket called {names.FD_KEEPER!r} (LISTEN_FDNAMES), "
-            f"got {len(fds)}; it is started by `midair up` or systemd",
-            Exit.USAGE,
-        )
-    inherited: dict[int, int] = {}
+class KeeperRole(role.Role):
+    """The keeper in its role. What it works on are the copies of the keeper at work."""
 
-    def warm() -> bool:
-        inherited.update(inherit(program))
-        return True
+    def __init__(self, program: Program) -> None:
+        super().__init__(program)
+        fds = program.listen_fds(names.FD_KEEPER)
+        if len(fds) != 1:
+            raise MidairError(
+                f"needs one listening socket called {names.FD_KEEPER!r} (LISTEN_FDNAMES), "
+                f"got {len(fds)}; it is started by `midair up` or systemd",
+                Exit.USAGE,
+            )
+        self._fd = fds[0]
+        self._inherited: dict[int, int] = {}
+        self._lost = 0
 
-    program.acquire_lease(warm)
-    _presence = Presence(program)  # kept until it dies
-    # Only now: whoever waits for the lease must not take connections from who has it.
-    listener = socket.socket(fileno=fds[0])
-    listener.setblocking(False)
-    keeper = Keeper(listener, inherited)
-    keeper.watch(program.wake_fd)
-    program.ready()
-    lost = 0
-    while not program.stopping:
-        keeper.turn(program.wait_s_max)
-        if keeper.lost != lost:
-            lost = keeper.lost
-            program.log.error("out of descriptors (LimitNOFILE=): %d sockets not kept", lost)
-        program.watchdog()
+    def open(self, create: bool) -> None:
+        if not create:
+            self._inherited = inherit(self.program)
+
+    def recover(self) -> dict[str, int]:
+        self._presence = Presence(self.program)  # kept until it dies
+        # Only now: a keeper that waits must not take connections from the one at work.
+        listener = socket.socket(fileno=self._fd)
+        listener.setblocking(False)
+        self._keeper = Keeper(listener, self._inherited)
+        self._keeper.watch(self.program.wake_fd)
+        return {}
+
+    def turn(self, timeout_s: float) -> None:
+        self._keeper.turn(timeout_s)
+
+    def show(self) -> None:
+        if self._keeper.lost != self._lost:
+            self._lost = self._keeper.lost
+            self.log.error("out of descriptors (LimitNOFILE=): %d sockets not kept", self._lost)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    return run(names.KEEPER, serve, argv, description="Holds a copy of every client socket.")
+    return role.run(
+        names.KEEPER, KeeperRole, argv, description="Holds a copy of every client socket."
+    )

@@ -148,7 +148,7 @@ class Debris:
             wanted = len([slot for slot in self.used() if slot.connmgr == index])
             if not wanted:
                 continue
-            pattern = r"recovered: (\d+) connections found, (\d+) sockets back"
+            pattern = r"recovered: (\d+) connections, (\d+) sockets"
             counts = self.recovered(who, pattern)
             if counts != (wanted, wanted):
                 raise StormError(f"{who} has {wanted} connections and recovered {counts}")

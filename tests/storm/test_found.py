@@ -19,7 +19,7 @@ from typing import Any
 import posix_ipc
 import pytest
 
-from dispatcher.handoff import GUARDED, Client, Handoffs, cookie_of
+from dispatcher.outbox import GUARDED, Client, Outbox, cookie_of
 from midair import names
 from midair.keeper.client import KeeperClient
 from midair.keeper.main import Keeper
@@ -186,7 +186,7 @@ class Recovery:
         self.table.reap()
         self.client = KeeperClient(path)
         stack.callback(self.client.close)
-        self.handoffs = Handoffs(KeeperClient(path), [runtime.socket(names.handoff_socket(0))])
+        self.handoffs = Outbox(KeeperClient(path), [runtime.socket(names.handoff_socket(0))])
         stack.callback(self.handoffs.close)
 
     def assign(self, cookie: int) -> tuple[int, int]:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from midair.process import crash, wire
 
 
-class Handoffs:
+class Arrivals:
     """The listening socket the dispatcher connects to, and its connections."""
 
     def __init__(

@@ -2,7 +2,7 @@
 
 The order makes every crash harmless once the keeper has its copy: the slot in the
 connection table says whose the connection is, the keeper has the socket, so the connmgr
-(or a restarted dispatcher, see `Handoffs.recover`) finds both.
+(or a restarted dispatcher, see `Outbox.recover`) finds both.
 
 A peer that is away is no reason to wait: its listening socket belongs to the service
 manager, so connecting and sending succeed, and what was sent lies in the socket until the
@@ -116,7 +116,7 @@ class Link:
         return True
 
 
-class Handoffs:
+class Outbox:
     """Everything that has been accepted and has not arrived."""
 
     def __init__(self, keeper: KeeperClient, paths: Sequence[str]) -> None:
