@@ -30,11 +30,12 @@ from statistics import median
 
 from bench import loadgen
 from bench.peers import Midair, NatsServer, PeerError, Server
+from midair.client.wire_nats import Connection, EndedError, connect, pub
 from midair.monitor import gather
 from midair.up import status
 from native.stats import Conn
 
-HELLO = b'CONNECT {"verbose":false,"pedantic":false}\r\nPING\r\n'
+HELLO = connect(headers=False, no_responders=False)
 CONNECT_S = 10.0
 BLOCK_BYTES = 256 * 1024  # of one send
 SMALL_BODY, LARGE_BODY = 100, 1_000_000
@@ -49,42 +50,39 @@ def jain(values: Sequence[float]) -> float:
     return total**2 / (len(values) * sum(value**2 for value in values)) if total else 0.0
 
 
-def connect(port: int) -> socket.socket:
-    made = socket.create_connection(("127.0.0.1", port), CONNECT_S)
-    made.sendall(HELLO)
-    said = b""
-    while b"PONG\r\n" not in said:
-        got = made.recv(4096)
-        if not got:
-            raise PeerError("the server closed a connection that had just come")
-        said += got
+def connected(port: int) -> Connection:
+    try:
+        made = Connection("127.0.0.1", port, HELLO, timeout_s=CONNECT_S)
+        made.sync()
+    except EndedError as error:
+        raise PeerError("the server closed a connection that had just come") from error
     return made
 
 
 class Flood:
     """Publishes as fast as the server takes it, to nobody, until it is closed."""
 
-    def __init__(self, sock: socket.socket, body: int = SMALL_BODY) -> None:
-        frame = b"PUB flood %d\r\n%s\r\n" % (body, b"x" * body)
+    def __init__(self, connection: Connection, body: int = SMALL_BODY) -> None:
+        frame = pub(b"flood", b"x" * body)
         self._block = frame * max(1, BLOCK_BYTES // len(frame))
-        self._socket = sock
+        self._connection = connection
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def start(self) -> None:
-        self._socket.settimeout(None)
+        self._connection.socket.settimeout(None)
         self._thread.start()
 
     def _run(self) -> None:
         try:
             while True:
-                self._socket.sendall(self._block)
+                self._connection.send(self._block)
         except OSError:  # closed
             return
 
     def close(self) -> None:
-        self._socket.shutdown(socket.SHUT_RDWR)
+        self._connection.socket.shutdown(socket.SHUT_RDWR)
         self._thread.join()
-        self._socket.close()
+        self._connection.close()
 
 
 def look(server: Midair) -> dict[int, Conn]:
@@ -93,32 +91,32 @@ def look(server: Midair) -> dict[int, Conn]:
     return {conn.port: conn for conn in sources.look().conns.values()}
 
 
-def placed(server: Midair, spread: Sequence[int]) -> list[socket.socket]:
+def placed(server: Midair, spread: Sequence[int]) -> list[Connection]:
     """Connections, a given number on each connection manager: the others are closed again."""
     wanted = list(spread)
-    made = [connect(server.port) for _ in range(max(spread) * len(spread))]
+    made = [connected(server.port) for _ in range(max(spread) * len(spread))]
     kept = []
     deadline = time.monotonic() + CONNECT_S
-    ports = {sock.getsockname()[1] for sock in made}
+    ports = {it.port for it in made}
     while not ports <= (seen := look(server)).keys():
         if time.monotonic() > deadline:
             raise PeerError("midair does not list its connections")
         time.sleep(0.05)
-    for sock in made:
-        at = seen[sock.getsockname()[1]].connmgr
+    for it in made:
+        at = seen[it.port].connmgr
         if wanted[at]:
             wanted[at] -= 1
-            kept.append(sock)
+            kept.append(it)
         else:
-            sock.close()
+            it.close()
     if any(wanted):
         raise PeerError(f"the dispatcher spread {len(made)} connections unevenly")
     return kept
 
 
 @contextmanager
-def flooding(socks: Sequence[socket.socket], bodies: Sequence[int]) -> Iterator[None]:
-    floods = [Flood(sock, body) for sock, body in zip(socks, bodies, strict=True)]
+def flooding(connections: Sequence[Connection], bodies: Sequence[int]) -> Iterator[None]:
+    floods = [Flood(it, body) for it, body in zip(connections, bodies, strict=True)]
     for flood in floods:
         flood.start()
     try:
@@ -144,10 +142,10 @@ def shares(spread: str, seconds: float, large: bool = False) -> Share:
     counts = [int(part) for part in spread.split("+")]
     server = Midair(connmgrs=len(counts))
     with server:
-        socks = placed(server, counts)
-        ports = [sock.getsockname()[1] for sock in socks]
-        bodies = [LARGE_BODY if large and n % 2 else SMALL_BODY for n in range(len(socks))]
-        with flooding(socks, bodies):
+        busy = placed(server, counts)
+        ports = [it.port for it in busy]
+        bodies = [LARGE_BODY if large and n % 2 else SMALL_BODY for n in range(len(busy))]
+        with flooding(busy, bodies):
             time.sleep(min(1.0, seconds))
             first, began = look(server), time.monotonic()
             time.sleep(seconds)
@@ -198,7 +196,7 @@ def effect(server: Server, messages: int, repeat: int) -> Effect:
     with server:
         for _ in range(repeat):
             alone.append(quiet(server, messages))
-            with flooding([connect(server.port)], [SMALL_BODY]):
+            with flooding([connected(server.port)], [SMALL_BODY]):
                 beside.append(quiet(server, messages))
     p50, p99 = (median(run[n] for run in alone) for n in range(2))
     return Effect(

@@ -23,15 +23,13 @@ import time
 from collections import deque
 from typing import Any
 
+from midair.client.wire_nats import PONG, Message, Polled, RefusedError, connect, pub, sub
 from midair.drill.clients import Stream
 from midair.process.questions import Questions, say
 
 SUBJECT = b"pauses.stream"
 BODY = b"%016d"
-FRAME = b"MSG " + SUBJECT + b" 1 16\r\n" + BODY + b"\r\n"
-FRAME_BYTES = len(FRAME % 0)
-HEAD = FRAME.split(b"%", maxsplit=1)[0]
-CONNECT = b'CONNECT {"verbose":false,"pedantic":false,"headers":true,"name":"pauses"}\r\n'
+CONNECT = connect(no_responders=False, name="pauses")
 RETRY_S = 0.01
 PATIENCE_S = 60.0
 
@@ -41,73 +39,63 @@ class Line:
 
     def __init__(self, port: int, hello: bytes) -> None:
         self.port = port
-        self.hello = hello  # what is said after CONNECT, every time
+        self.hello = CONNECT + hello  # what is said every time
         self.drops = -1
         self.refusals = 0
-        self.data = b""
-        self.socket = self.connect()
+        self.wire = self.connect()
+
+    @property
+    def socket(self) -> socket.socket:
+        return self.wire.socket
 
     @property
     def fd(self) -> int:
-        return self.socket.fileno()
+        return self.wire.socket.fileno()
 
-    def connect(self) -> socket.socket:
+    def connect(self) -> Polled:
         """Tries until it is connected and greeted, and its hello is answered."""
         self.drops += 1
         deadline = time.monotonic() + PATIENCE_S
         while True:
-            sock = socket.socket()
             try:
-                sock.settimeout(PATIENCE_S)
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                sock.connect(("127.0.0.1", self.port))
-                self._greet(sock)
-                sock.setblocking(False)
-                self.socket = sock
-                return sock
+                self.wire = Polled(
+                    "127.0.0.1", self.port, self.hello, synced=True, timeout_s=PATIENCE_S
+                )
+                return self.wire
+            except RefusedError as error:
+                raise ValueError(f"not a greeting: {error}") from error
             except OSError:
-                sock.close()
                 self.refusals += 1
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(RETRY_S)
 
-    def _greet(self, sock: socket.socket) -> None:
-        data = b""
-        sock.sendall(CONNECT + self.hello + b"PING\r\n")
-        while (at := data.find(b"PONG\r\n")) < 0:
-            got = sock.recv(65536)
-            if not got:
-                raise ConnectionError("closed before PONG")
-            data += got
-        if not data.startswith(b"INFO "):
-            raise ValueError(f"not a greeting: {data[:100]!r}")
-        self.data = data[at + 6 :]
-
     def read(self) -> bool:
-        """Adds what has come to `data`; False: the connection ended, and was made again."""
+        """Takes what has come; False: the connection ended, and was made again."""
         try:
-            got = self.socket.recv(1 << 16)
-        except BlockingIOError:
-            return True
+            self.wire.receive()
         except OSError:
-            got = b""
-        if not got:
-            self.socket.close()
+            self.wire.close()
             self.connect()
             return False
-        self.data += got
         return True
+
+    def messages(self) -> list[Message]:
+        """Those that have come whole. PINGs are answered."""
+        found = []
+        for frame in self.wire.reader:
+            if isinstance(frame, Message):
+                found.append(frame)
+            elif frame == b"PING":
+                self.wire.send(PONG)
+            else:
+                raise ValueError(f"not what was to come: {frame!r}")
+        return found
 
     def answer_pings(self) -> None:
         """When nothing else can come."""
-        if self.data == b"PING\r\n":
-            self.socket.send(b"PONG\r\n")
-        elif not b"PING\r\n".startswith(self.data):
-            raise ValueError(f"nothing was to come: {self.data[:100]!r}")
-        else:
-            return
-        self.data = b""
+        if found := self.messages():
+            raise ValueError(f"nothing was to come: {found[0]!r}")
 
 
 def publisher(port: int, rate: float) -> None:
@@ -120,7 +108,7 @@ def publisher(port: int, rate: float) -> None:
     while True:
         now = time.monotonic()
         while start + number / rate <= now:
-            waiting.append(b"PUB %b 16\r\n" % SUBJECT + BODY % number + b"\r\n")
+            waiting.append(pub(SUBJECT, BODY % number))
             number += 1
         while waiting:
             try:
@@ -170,27 +158,15 @@ class Arrivals(Stream):
 def take(line: Line) -> list[int]:
     """The numbers of the messages that have come whole."""
     numbers = []
-    data, at = line.data, 0
-    while len(data) - at >= len(b"PING\r\n"):
-        if data.startswith(b"PING\r\n", at):
-            line.socket.send(b"PONG\r\n")
-            at += len(b"PING\r\n")
-            continue
-        frame = data[at : at + FRAME_BYTES]
-        if not frame.startswith(HEAD[: len(frame)]):
-            raise ValueError(f"not the frame that was to come: {frame!r}")
-        if len(frame) < FRAME_BYTES:
-            break
-        numbers.append(int(frame[len(HEAD) : len(HEAD) + 16]))
-        if frame != FRAME % numbers[-1]:
-            raise ValueError(f"not the frame that was to come: {frame!r}")
-        at += FRAME_BYTES
-    line.data = data[at:]
+    for message in line.messages():
+        numbers.append(int(message.body))
+        if message != Message(SUBJECT, b"1", b"", b"", BODY % numbers[-1]):
+            raise ValueError(f"not the message that was to come: {message!r}")
     return numbers
 
 
 def subscriber(port: int) -> None:
-    line, questions, arrivals = Line(port, b"SUB %b 1\r\n" % SUBJECT), Questions(), Arrivals()
+    line, questions, arrivals = Line(port, sub(SUBJECT, b"1")), Questions(), Arrivals()
     say(ready=True)
     while True:
         ready, _, _ = select.select([0, line.fd], [], [], 1.0)
@@ -213,7 +189,7 @@ def subscriber(port: int) -> None:
 def crowd(port: int, connections: int, subscriptions: int) -> None:
     each = subscriptions // connections
     lines = [
-        Line(port, b"".join(b"SUB crowd.%d.%d %d\r\n" % (at, n, n) for n in range(each)))
+        Line(port, b"".join(sub(b"crowd.%d.%d" % (at, n), b"%d" % n) for n in range(each)))
         for at in range(connections)
     ]
     questions = Questions()

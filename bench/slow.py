@@ -30,13 +30,14 @@ from statistics import median
 
 from bench import loadgen
 from bench.peers import Midair, NatsServer, PeerError, Server
+from midair.client.wire_nats import PING, Connection, EndedError, connect, sub
 
 SUBSCRIBERS = 10
 SIZE = 128
 RECEIVE_BUFFER = 4096
 CONNECT_S = 10.0
 COST_MAX = 0.05
-HELLO = b'CONNECT {"verbose":false,"headers":true}\r\nSUB > 1\r\nPING\r\n'
+HELLO = connect(no_responders=False) + sub(b">", b"1") + PING
 
 
 class Sleeper:
@@ -51,18 +52,18 @@ class Sleeper:
         self._thread.start()
 
     def _connect(self) -> socket.socket:
-        made = socket.socket()
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER)
-        made.settimeout(CONNECT_S)
-        made.connect(("127.0.0.1", self._port))
-        made.sendall(HELLO)
-        said = b""
-        while b"PONG\r\n" not in said and b"MSG " not in said:  # it is subscribed
-            got = made.recv(RECEIVE_BUFFER)
-            if not got:
-                raise PeerError("the server closed a subscriber that had just come")
-            said += got
-        return made
+        """Subscribed: the answer to PING has come, or a message."""
+        try:
+            made = Connection(
+                *("127.0.0.1", self._port, HELLO),
+                receive_buffer=RECEIVE_BUFFER,
+                timeout_s=CONNECT_S,
+            )
+            while isinstance(said := made.frame(), bytes) and said != b"PONG":
+                pass
+        except EndedError as error:
+            raise PeerError("the server closed a subscriber that had just come") from error
+        return made.socket
 
     def _watch(self) -> None:
         """Notices the end without reading: a peer that hangs up is seen by sending to it."""

@@ -11,64 +11,49 @@ lines of JSON on stdin, answers go to stdout.
 
 from __future__ import annotations
 
-import json
 import selectors
-import socket
 import sys
 import time
 
+from midair.client import wire_nats
+from midair.client.wire_nats import Message, Polled, hpub, sub
 from midair.process.questions import Questions, say
 
 SUBJECT = b"drill.%d"
 HELLO_S = 60.0
-READ_BYTES = 1 << 18
 TURN_S = 0.05
 
 
-class Connection:
+class Connection(Polled):
     """One connection; `ended` once it is gone."""
 
-    def __init__(self, host: str, port: int, name: str, hello: bytes = b"") -> None:
+    def __init__(self, host: str, port: int, name: str, subscription: bytes = b"") -> None:
         self.ended = False
-        self.data = b""
-        self.out = bytearray()
-        self.socket = socket.create_connection((host, port), HELLO_S)
-        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        about = {"verbose": False, "pedantic": False, "headers": True, "name": name}
-        self.socket.sendall(
-            b"CONNECT " + json.dumps(about).encode() + b"\r\n" + hello + b"PING\r\n"
-        )
-        while b"PONG\r\n" not in self.data:
-            got = self.socket.recv(65536)
-            if not got:
-                raise ConnectionError("closed before PONG")
-            self.data += got
-        self.data = self.data.split(b"PONG\r\n", 1)[1]
-        self.socket.setblocking(False)
+        hello = wire_nats.connect(name=name) + subscription
+        super().__init__(host, port, hello, synced=True, timeout_s=HELLO_S)
 
-    def read(self) -> None:
+    def poll(self) -> list[Message]:
+        """What has come; PINGs are answered."""
         try:
-            got = self.socket.recv(READ_BYTES)
-        except BlockingIOError:
-            return
+            self.receive()
         except OSError:
-            got = b""
-        if not got:
             self.ended = True
-        self.data += got
+        found = []
+        for frame in self.reader:
+            if isinstance(frame, Message):
+                found.append(frame)
+            elif frame == b"PING":
+                self.send(wire_nats.PONG)
+            else:
+                raise ValueError(f"not what was to come: {frame!r}")
+        return found
 
-    def flush(self) -> None:
-        while self.out and not self.ended:
+    def write(self) -> None:
+        if not self.ended:
             try:
-                del self.out[: self.socket.send(self.out)]
-            except BlockingIOError:
-                return
+                super().write()
             except OSError:
                 self.ended = True
-
-    def pong(self) -> None:
-        self.out += b"PONG\r\n"
-        self.flush()
 
 
 def publishers(host: str, port: int, count: int, rate: float, size: int) -> None:
@@ -82,38 +67,33 @@ def publishers(host: str, port: int, count: int, rate: float, size: int) -> None
     sent, start_ns, stopped = 0, time.monotonic_ns(), False
     body = b"x" * max(0, size - 17)
     while True:
-        now_ns = time.monotonic_ns()
+        now_ns, due = time.monotonic_ns(), [b""] * count
         while not stopped and (due_ns := start_ns + int(sent / rate * 1e9)) <= now_ns:
             at, number = sent % count, sent // count
             head = b"NATS/1.0\r\nMidair-Intended: %d\r\n\r\n" % due_ns
             text = b"%016d " % number + body
-            lines[at].out += (b"HPUB " + SUBJECT + b" %d %d\r\n%b%b\r\n") % (
-                at,
-                len(head),
-                len(head) + len(text),
-                head,
-                text,
-            )
+            due[at] += hpub(SUBJECT % at, head, text)
             sent += 1
-        for line in lines:
-            line.flush()
+        for line, data in zip(lines, due, strict=True):
+            if data:
+                line.send(data)
+            elif line.out:
+                line.write()
         next_s = (start_ns + sent / rate * 1e9 - time.monotonic_ns()) / 1e9
         for key, _ in selector.select(TURN_S if stopped else max(0.0, min(TURN_S, next_s))):
             if key.data is None:
                 for asked in questions.read():
                     stopped = stopped or bool(asked.get("stop"))
-                    waiting = sum(len(line.out) for line in lines)
+                    waiting = sum(line.out_bytes for line in lines)
                     ended = sum(line.ended for line in lines)
                     numbers = [sent // count + (at < sent % count) for at in range(count)]
                     say(sent=sent, numbers=numbers, waiting=waiting, ended=ended)
                 continue
             line = key.data
-            line.read()
+            if got := line.poll():
+                raise ValueError(f"nothing was to come: {got[0]!r}")
             if line.ended:
                 selector.unregister(line.socket)
-            if b"PING\r\n" in line.data:
-                line.data = b""
-                line.pong()
 
 
 class Stream:
@@ -142,29 +122,18 @@ class Stream:
 
 
 def take(line: Connection, streams: list[Stream]) -> None:
-    """The messages that have come whole."""
-    data, at = line.data, 0
-    while (end := data.find(b"\r\n", at)) >= 0:
-        words = data[at:end].split(b" ")
-        if words[0] == b"PING":
-            line.pong()
-            at = end + 2
-            continue
-        if words[0] != b"HMSG":
-            raise ValueError(f"not what was to come: {data[at : at + 100]!r}")
-        head, total = int(words[-2]), int(words[-1])
-        if len(data) < end + 2 + total + 2:
-            break
-        body = data[end + 2 + head : end + 2 + total]
-        streams[int(words[1].rpartition(b".")[2])].add(int(body[:16]))
-        at = end + 2 + total + 2
-    line.data = data[at:]
+    """Counts the messages that have come whole."""
+    for message in line.poll():
+        if not message.headers:
+            raise ValueError(f"not what was to come: {message!r}")
+        publisher = int(message.subject.rpartition(b".")[2])
+        streams[publisher].add(int(message.body[:16]))
 
 
 def subscribers(host: str, port: int, count: int) -> None:
     subjects = [*(SUBJECT % at for at in range(count)), b"drill.*"]
     lines = [
-        Connection(host, port, f"drill-subscriber-{at}", b"SUB %b 1\r\n" % subject)
+        Connection(host, port, f"drill-subscriber-{at}", sub(subject, b"1"))
         for at, subject in enumerate(subjects)
     ]
     streams = [[Stream() for _ in range(count)] for _ in lines]
@@ -180,10 +149,9 @@ def subscribers(host: str, port: int, count: int) -> None:
                     say(**_found(lines, streams, asked.get("numbers")))
                 continue
             line, got = key.data
-            line.read()
+            take(line, got)
             if line.ended:
                 selector.unregister(line.socket)
-            take(line, got)
 
 
 def _found(

@@ -15,8 +15,10 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable
 
+from midair.client.wire_nats import CONNECT
 from tests.crash import modes
-from tests.crash.client import BrokenPromise, Client
+from tests.crash.client import Client
+from tests.support.promise import BrokenPromise
 
 DRAIN_S = 60.0
 
@@ -32,10 +34,8 @@ class Load:
         self.stopping = asyncio.Event()
         self.counts: dict[str, int] = {}
 
-    async def open(self, connect: bytes | None = None) -> Client:
-        if connect is None:
-            return await Client.open(self.host, self.port)
-        return await Client.open(self.host, self.port, connect=connect)
+    async def open(self, hello: bytes = CONNECT) -> Client:
+        return await Client.open(self.host, self.port, hello)
 
     def count(self, what: str, n: int = 1) -> None:
         if not self.counts:
@@ -56,11 +56,11 @@ async def check_counts(
     """The server knows how many messages each has had, whatever died meanwhile."""
     for client, count in had.items():
         await client.send(b"UNSUB %s %d\r\n" % (sid, count + 2))
-        await client.flush()
+        await client.sync()
     await publisher.send(b"PUB %s 1\r\nx\r\n" % subject * sent)
-    await publisher.flush()
+    await publisher.sync()
     for client, count in had.items():
-        got = [message for message in await client.flush() if message.sid == sid]
+        got = [message for message in await client.sync() if message.sid == sid]
         if len(got) != 2:
             raise BrokenPromise(f"{subject!r}: {len(got)} after {count}, of 2 that were asked for")
 
@@ -70,7 +70,7 @@ async def stream(load: Load, sizes: Callable[[random.Random], int], window: int)
     subject = b"stream.%d" % load.seed
     subscriber, publisher = await load.open(), await load.open()
     await subscriber.send(b"SUB %s.* 7\r\n" % subject)
-    await subscriber.flush()
+    await subscriber.sync()
     sent = received = 0
     room = asyncio.Event()
     plan: dict[int, int] = {}
@@ -78,7 +78,7 @@ async def stream(load: Load, sizes: Callable[[random.Random], int], window: int)
     async def receive() -> None:
         nonlocal received
         while not (load.stopping.is_set() and received == sent):
-            message = await subscriber.next()
+            message = await subscriber.plain()
             seq = int(message.body.split(b":", 1)[0])
             if seq == -1:
                 return
@@ -96,7 +96,7 @@ async def stream(load: Load, sizes: Callable[[random.Random], int], window: int)
             for _ in range(load.random.randint(1, max(1, window // 4))):
                 size = plan[sent] = sizes(load.random)
                 body = body_of(load.seed, sent, size)
-                publisher.writer.write(b"PUB %s.x %d\r\n%s\r\n" % (subject, len(body), body))
+                publisher.put(b"PUB %s.x %d\r\n%s\r\n" % (subject, len(body), body))
                 sent += 1
             await publisher.send(b"")
             while sent - received > window:
@@ -108,7 +108,7 @@ async def stream(load: Load, sizes: Callable[[random.Random], int], window: int)
     await together(receive(), publish())
     if sent != received:
         raise BrokenPromise(f"{subject!r}: {sent} sent, {received} received")
-    await publisher.flush()
+    await publisher.sync()
     await check_counts(publisher, {subscriber: sent + 1}, b"7", subject + b".x")
 
 
@@ -118,14 +118,14 @@ async def fan(load: Load, subscribers: int = 10) -> None:
     clients = [await load.open() for _ in range(subscribers)]
     for client in clients:
         await client.send(b"SUB %s 1\r\n" % subject)
-        await client.flush()
+        await client.sync()
     publisher = await load.open()
     seen = [0] * subscribers
     sent = 0
 
     async def receive(at: int) -> None:
         while True:
-            seq = int((await clients[at].next()).body)
+            seq = int((await clients[at].plain()).body)
             if seq == -1:
                 return
             if seq != seen[at]:
@@ -138,7 +138,7 @@ async def fan(load: Load, subscribers: int = 10) -> None:
         while not load.stopping.is_set():
             for _ in range(load.random.randint(1, 50)):
                 text = b"%d" % sent
-                publisher.writer.write(b"PUB %s %d\r\n%s\r\n" % (subject, len(text), text))
+                publisher.put(b"PUB %s %d\r\n%s\r\n" % (subject, len(text), text))
                 sent += 1
             await publisher.send(b"")
             while sent - min(seen) > 2000:
@@ -158,7 +158,7 @@ async def queue(load: Load, members: int = 4) -> None:
     clients = [await load.open() for _ in range(members)]
     for client in clients:
         await client.send(b"SUB %s.* work 1\r\nSUB stop.%d 2\r\n" % (subject, load.seed))
-        await client.flush()
+        await client.sync()
     publisher = await load.open()
     seen: set[int] = set()
     counts = dict.fromkeys(clients, 0)
@@ -167,7 +167,7 @@ async def queue(load: Load, members: int = 4) -> None:
     async def receive(client: Client) -> None:
         last = -1
         while True:
-            message = await client.next()
+            message = await client.plain()
             if message.sid == b"2":
                 return
             seq = int(message.body)
@@ -183,7 +183,7 @@ async def queue(load: Load, members: int = 4) -> None:
         while not load.stopping.is_set():
             for _ in range(load.random.randint(1, 50)):
                 text = b"%d" % sent
-                publisher.writer.write(b"PUB %s.a %d\r\n%s\r\n" % (subject, len(text), text))
+                publisher.put(b"PUB %s.a %d\r\n%s\r\n" % (subject, len(text), text))
                 sent += 1
             await publisher.send(b"")
             while sent - len(seen) > 2000:
@@ -209,14 +209,14 @@ async def churn(load: Load) -> None:
         await client.send(b"UNSUB 3 2\r\n" + b"PUB d.%s 1\r\nx\r\n" % me * 4)
         await client.send(b"PUB c.%s.a 3\r\nabc\r\nPUB c.%s.q 0\r\n\r\n" % (me, me))
         await client.send(b"PUB nobody.%s c.%s.r 0\r\n\r\n" % (me, me))
-        got = await client.flush()
-        have = sorted((message.sid, message.body[:12]) for message in got)
+        got = await client.sync()
+        have = sorted((message.sid, (message.headers + message.body)[:12]) for message in got)
         want = [(b"1", b""), (b"1", b"NATS/1.0 503"), (b"1", b"abc"), (b"2", b"")]
         want += [(b"3", b"x")] * 2
         if have != want:
             raise BrokenPromise(f"churn: got {have}, expected {want}")
         await client.send(b"UNSUB 1\r\nUNSUB 2\r\n" + b"PUB c.%s.q 0\r\n\r\n" % me)
-        if await client.flush():
+        if await client.sync():
             raise BrokenPromise("churn: a message after UNSUB")
         if load.random.random() < 0.3:
             await misbehave(client)
@@ -237,7 +237,7 @@ async def misbehave(client: Client) -> None:
     await client.send(b"NONSENSE\r\n")
     try:
         while True:
-            await client.frame()
+            await client.message()
     except BrokenPromise:
         if client.errors != [b"-ERR 'Unknown Protocol Operation'"]:
             raise
@@ -249,10 +249,10 @@ async def huge(load: Load, subscriptions: int = 60_000) -> None:
     client = await load.open()
     for at in range(0, subscriptions, 1000):
         await client.send(b"".join(b"SUB %s %d\r\n" % (subject, at + i) for i in range(1000)))
-    await client.flush()
+    await client.sync()
     while not load.stopping.is_set():
         await client.send(b"PUB %s 1\r\n1\r\nPUB %s 1\r\n2\r\n" % (subject, subject))
-        got = await client.flush()
+        got = await client.sync()
         for body in (b"1", b"2"):
             sids = [message.sid for message in got if message.body == body]
             if len(sids) != subscriptions or len(set(sids)) != subscriptions:
@@ -267,10 +267,10 @@ async def idle(load: Load, connections: int = 30) -> None:
     clients = [await load.open() for _ in range(connections)]
     for client in clients:
         await client.send(b"SUB idle.%d 1\r\n" % load.seed)
-        await client.flush()
+        await client.sync()
     await load.stopping.wait()
     for client in clients:
-        await client.flush()
+        await client.sync()
         load.count("alive")
 
 

@@ -13,7 +13,10 @@ from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from tests.crash.client import CONNECT, BrokenPromise, Client, Message
+from midair.client import wire_nats
+from midair.client.wire_nats import Message
+from tests.crash.client import Client
+from tests.support.promise import BrokenPromise
 
 if TYPE_CHECKING:
     from tests.crash.load import Load
@@ -28,19 +31,13 @@ def hpub(subject: bytes, reply: bytes, body: bytes, **headers: str) -> bytes:
     """A message with headers: `mode` is Midair-Mode, and so on."""
     lines = [f"Midair-{name.title()}: {value}" for name, value in headers.items()]
     head = "\r\n".join(["NATS/1.0", *lines, "", ""]).encode()
-    return b"HPUB %s %s %d %d\r\n%s%s\r\n" % (
-        *(subject, reply),
-        *(len(head), len(head) + len(body), head, body),
-    )
+    return wire_nats.hpub(subject, head, body, reply)
 
 
 def said(message: Message) -> bytes:
     """The status line of a status, or the body."""
-    if not message.status:
-        return message.body
-    head, _, body = message.body.partition(b"\r\n\r\n")
-    first = head.split(b"\r\n")[0].removeprefix(b"NATS/1.0").strip()
-    return first or body
+    first = message.headers.split(b"\r\n")[0].removeprefix(b"NATS/1.0").strip()
+    return first or message.body
 
 
 def expect(what: str, got: object, wanted: object) -> None:
@@ -86,7 +83,7 @@ async def respond(client: Client, number: int, seen: set[bytes]) -> None:
         seen.add(body)
         if body.startswith(b"silent"):
             continue
-        client.writer.write(hpub(message.reply, b"", b"%s more %d" % (body, number), mode="more"))
+        client.put(hpub(message.reply, b"", b"%s more %d" % (body, number), mode="more"))
         await client.send(
             b"PUB %s %d\r\n%s last %d\r\n"
             % (message.reply, len(body) + 6 + len(str(number)), body, number)
@@ -101,13 +98,13 @@ async def requests(load: Load, responders: int = 3, window: int = 20) -> None:
         worker, listener = await load.open(), await load.open()
         await worker.send(b"SUB %s.one group 1\r\n" % topic)
         await listener.send(b"SUB %s.all 1\r\n" % topic)
-        await worker.flush()
-        await listener.flush()
+        await worker.sync()
+        await listener.sync()
         workers.append(respond(worker, number, load_seen := set()))
         everyone.append(respond(listener, number, load_seen))
     client = await load.open()
     await client.send(b"SUB %s.* 1\r\n" % inbox)
-    await client.flush()
+    await client.sync()
     async with serving(*workers, *everyone):
         at = 0
         while not load.stopping.is_set():
@@ -118,16 +115,14 @@ async def requests(load: Load, responders: int = 3, window: int = 20) -> None:
                 answers[reply] = []
                 at += 1
                 if kind == "o":
-                    client.writer.write(hpub(topic + b".one", reply, body, mode="semaphore"))
+                    client.put(hpub(topic + b".one", reply, body, mode="semaphore"))
                 elif kind == "n":
-                    client.writer.write(hpub(topic + b".none", reply, body, mode="semaphore"))
+                    client.put(hpub(topic + b".none", reply, body, mode="semaphore"))
                 elif kind == "a":
-                    client.writer.write(hpub(topic + b".all", reply, body, mode="fanout"))
+                    client.put(hpub(topic + b".all", reply, body, mode="fanout"))
                 else:
                     body = b"silent" + body
-                    client.writer.write(
-                        hpub(topic + b".one", reply, body, mode="semaphore", deadline="30")
-                    )
+                    client.put(hpub(topic + b".one", reply, body, mode="semaphore", deadline="30"))
             await client.send(b"")
             while not all(map(finished, answers.values())):
                 message = await arrival(client, f"requests: {answers}")
@@ -135,7 +130,7 @@ async def requests(load: Load, responders: int = 3, window: int = 20) -> None:
             for (reply, got), kind in zip(answers.items(), kinds, strict=True):
                 check_answers(kind, reply.rsplit(b".", 1)[1], got, responders)
                 load.count("answered")
-        expect("requests: after everything", await client.flush(), [])
+        expect("requests: after everything", await client.sync(), [])
 
 
 def finished(answers: list[bytes]) -> bool:
@@ -172,7 +167,7 @@ async def serve_sessions(client: Client, number: int) -> None:
         over = what.endswith(b"over")
         answer = b"%d %d" % (number, at)
         headers = {"mode": "session-end"} if over else {}
-        if b"session-end" in message.body:
+        if b"session-end" in message.headers:
             del counts[message.reply]
             continue
         await client.send(hpub(message.reply, b"", answer, **headers))
@@ -187,12 +182,12 @@ async def sessions(load: Load, responders: int = 3) -> None:
     for number in range(responders):
         worker = await load.open()
         await worker.send(b"SUB %s group 1\r\n" % topic)
-        await worker.flush()
+        await worker.sync()
         workers.append(serve_sessions(worker, number))
     client = await load.open()
     inboxes = [b"in.%d.a" % load.seed, b"in.%d.b" % load.seed]
     await client.send(b"SUB in.%d.* 1\r\n" % load.seed)
-    await client.flush()
+    await client.sync()
     async with serving(*workers):
         while not load.stopping.is_set():
             count = load.random.randint(3, 60)
@@ -200,12 +195,12 @@ async def sessions(load: Load, responders: int = 3) -> None:
             for at in range(count):
                 mode = "session" if at else "session-open"
                 for inbox in inboxes:
-                    client.writer.write(hpub(topic, inbox, b"%d go" % at, mode=mode))
+                    client.put(hpub(topic, inbox, b"%d go" % at, mode=mode))
                 if load.random.random() < 0.2:
                     await client.send(b"")
             for inbox, end in zip(inboxes, ends, strict=True):
                 if end == b"over":
-                    client.writer.write(hpub(topic, inbox, b"%d over" % count, mode="session"))
+                    client.put(hpub(topic, inbox, b"%d over" % count, mode="session"))
             await client.send(b"")
             answers: dict[bytes, list[bytes]] = {inbox: [] for inbox in inboxes}
             for _ in range(2 * count + ends.count(b"over")):
@@ -217,8 +212,8 @@ async def sessions(load: Load, responders: int = 3) -> None:
                 expect("session", answers[inbox], wanted)
                 if end == b"mine":
                     last = hpub(topic, inbox, b"%d mine" % count, mode="session-end")
-                    client.writer.write(last)
-                client.writer.write(hpub(topic, inbox, b"0 late", mode="session"))
+                    client.put(last)
+                client.put(hpub(topic, inbox, b"0 late", mode="session"))
             for _ in inboxes:
                 expect("after the end", said(await arrival(client, "late")), NO_SESSION)
             load.count("sessions", 2)
@@ -229,25 +224,23 @@ async def comings(load: Load) -> None:
     inbox, rounds = b"in.%d" % load.seed, 0
     client = await load.open()
     await client.send(b"SUB %s.* 1\r\n" % inbox)
-    await client.flush()
+    await client.sync()
     while not load.stopping.is_set():
         # The last responder may be gone for us and not yet for the router: it had another topic.
         topic, rounds = b"go.%d.%d" % (load.seed, rounds), rounds + 1
         responder = await load.open()
         await responder.send(b"SUB %s group 1\r\nSUB %s.all 2\r\n" % (topic, topic))
-        await responder.flush()
+        await responder.sync()
         pinned = load.random.randint(1, 5)
         for at in range(pinned):
-            client.writer.write(hpub(topic, b"%s.%d" % (inbox, at), b"x", mode="session-open"))
-        expect("not told", await client.flush(), [])
+            client.put(hpub(topic, b"%s.%d" % (inbox, at), b"x", mode="session-open"))
+        expect("not told", await client.sync(), [])
         expect("asked", await take(responder, pinned, "asked"), [b"x"] * pinned)
         if load.random.random() < 0.5:
             await responder.send(b"UNSUB 1\r\n")
         else:
             for at in range(pinned):
-                client.writer.write(
-                    hpub(topic + b".all", b"%s.f%d" % (inbox, at), b"y", mode="fanout")
-                )
+                client.put(hpub(topic + b".all", b"%s.f%d" % (inbox, at), b"y", mode="fanout"))
             expect("told", await take(client, pinned, "told"), [b"202 Accepted"] * pinned)
             await responder.close()
             ends = sorted(await take(client, pinned * 3, "gone"))
@@ -256,7 +249,7 @@ async def comings(load: Load) -> None:
             continue
         expect("unsubscribed", await take(client, pinned, "unsubscribed"), [GONE] * pinned)
         await responder.send(b"SUB %s group 3\r\n" % topic)
-        await responder.flush()
+        await responder.sync()
         asker = await load.open()
         await asker.send(hpub(topic, b"%s.z" % inbox, b"z", mode="session-open"))
         expect("asked", await take(responder, 1, "asked"), [b"z"])
@@ -264,7 +257,7 @@ async def comings(load: Load) -> None:
         expect("told", await take(responder, 1, "told"), [REQUESTER_GONE])
         await responder.close()
         load.count("unsubscribed")
-    expect("comings: after everything", await client.flush(), [])
+    expect("comings: after everything", await client.sync(), [])
 
 
 # ---- names ---------------------------------------------------------------------------------------
@@ -273,18 +266,18 @@ async def comings(load: Load) -> None:
 async def names(load: Load) -> None:
     """A name is one client's at a time; who watches sees it come and go, once each."""
     name = b"crash.%d" % load.seed
-    hello = CONNECT.replace(b'"name":"crash"', b'"name":"ipc:%s"' % name)
+    hello = wire_nats.connect(name=f"ipc:{name.decode()}")
     watcher = await load.open()
     await watcher.send(b"SUB _midair.clients.%s 1\r\nSUB in.%d 2\r\n" % (name, load.seed))
-    await watcher.flush()
+    await watcher.sync()
     while not load.stopping.is_set():
         client = await load.open(hello)
         await client.send(b"SUB _midair.ipc.%s 1\r\n" % name)
-        await client.flush()
+        await client.sync()
         expect("comes", event(await arrival(watcher, "presence")), "up")
         second = await load.open(hello)
         try:
-            await second.flush()
+            await second.sync()
             raise BrokenPromise("two clients have the same name")
         except BrokenPromise:
             expect("the second", second.errors, [TAKEN])
@@ -308,6 +301,6 @@ async def names(load: Load) -> None:
 
 
 def event(message: Message) -> str:
-    if not re.fullmatch(rb"\{.*\}", message.body):
+    if message.headers or not re.fullmatch(rb"\{.*\}", message.body):
         raise BrokenPromise(f"presence: {message!r}")
     return str(json.loads(message.body)["event"])

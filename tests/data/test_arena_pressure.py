@@ -6,11 +6,11 @@ Unfinished frames and large messages cannot hold the whole arena.
 from __future__ import annotations
 
 import select
-import socket
 from collections.abc import Callable
 
+from midair.client.wire_nats import CONNECT, Message, Polled, pub
 from tests.support.instance import Instance
-from tests.wire.conformance import QUIET, Wire
+from tests.support.stream import Stream
 
 SMALL = """
 [limits]
@@ -21,64 +21,55 @@ arena_bytes = "8MiB"
 CHUNK = 128 * 1024
 
 
-def publish(sock: socket.socket, subject: bytes, size: int, byte: bytes) -> None:
-    sock.sendall(b"PUB %s %d\r\n%s\r\n" % (subject, size, byte * size))
-
-
 def test_unfinished_frames_do_not_hold_the_arena(make_midair: Callable[..., Instance]) -> None:
     """More half-sent messages than there are chunks, each begun in a chunk of its own."""
     server = make_midair(SMALL, connmgrs=1)
     unfinished = 8 * 2**20 // CHUNK * 3
-    with Wire(server.host, server.port) as reader, Wire(server.host, server.port) as busy:
-        reader.send(QUIET + b"SUB p.* 1\r\nSUB q 2\r\nPING\r\n")
-        reader.read_until(1, 0)
-        busy.send(QUIET)
-        waiting = [Wire(server.host, server.port) for _ in range(unfinished)]
+    with Stream(server.host, server.port) as reader, Stream(server.host, server.port) as busy:
+        reader.sub(b"p.*", b"1")
+        reader.sub(b"q", b"2")
+        reader.sync()
+        waiting = [Stream(server.host, server.port) for _ in range(unfinished)]
         try:
-            for at, wire in enumerate(waiting):
-                wire.send(QUIET + b"PUB p.%d 9000\r\n" % at + b"h" * 4000)
+            for at, stream in enumerate(waiting):
+                stream.send(b"PUB p.%d 9000\r\n" % at + b"h" * 4000)
                 # Fills the rest of the chunk, and shows that there is service.
-                for _ in range(8):
-                    publish(busy.socket, b"q", CHUNK // 8, b"b")
-                reader.read_until(1, len(reader.messages) + 8)
-                reader.messages.clear()
-            for wire in waiting:
-                wire.send(b"h" * 5000 + b"\r\n")
-            reader.read_until(1, unfinished)
-            got = {message.split(b" ")[1] for message in reader.messages}
-            assert got == {b"p.%d" % at for at in range(unfinished)}
-            assert all(m.endswith(b"|" + b"h" * 9000) for m in reader.messages)
+                busy.send(pub(b"q", b"b" * (CHUNK // 8)) * 8)
+                assert {message.subject for message in reader.take(8)} == {b"q"}
+            for stream in waiting:
+                stream.send(b"h" * 5000 + b"\r\n")
+            got = reader.take(unfinished)
+            assert {message.subject for message in got} == {
+                b"p.%d" % at for at in range(unfinished)
+            }
+            assert all(message.body == b"h" * 9000 for message in got)
         finally:
-            for wire in waiting:
-                wire.close()
+            for stream in waiting:
+                stream.close()
 
 
 def test_large_messages_wait_for_room_and_arrive(make_midair: Callable[..., Instance]) -> None:
     """Forty megabytes of messages through an arena of eight, to a reader that is slow to start."""
     server = make_midair(SMALL, connmgrs=1)
-    with Wire(server.host, server.port) as reader:
-        reader.send(QUIET + b"SUB big.* 1\r\nPING\r\n")
-        reader.read_until(1, 0)
-        senders = [Wire(server.host, server.port) for _ in range(20)]
+    with Stream(server.host, server.port) as reader:
+        reader.sub(b"big.*", b"1")
+        reader.sync()
+        senders = [Polled(server.host, server.port, CONNECT) for _ in range(20)]
+        got: list[Message] = []
         try:
-            for wire in senders:
-                wire.socket.setblocking(False)
-            left = {
-                wire.socket: QUIET + b"PUB big.%d %d\r\n" % (at, 2**21) + b"x" * 2**21 + b"\r\n"
-                for at, wire in enumerate(senders)
-            }
-            while left or len(reader.messages) < len(senders):
+            for at, sender in enumerate(senders):
+                sender.send(pub(b"big.%d" % at, b"x" * 2**21))
+            while len(got) < len(senders):
+                left = {sender.socket: sender for sender in senders if sender.out}
                 _, writable, _ = select.select([], list(left), [], 0.05)
                 for sock in writable:
-                    left[sock] = left[sock][sock.send(left[sock]) :]
-                    if not left[sock]:
-                        del left[sock]
-                if len(senders) - len(left) > len(reader.messages):  # one was sent whole
-                    reader.read_one()
-            assert {m.split(b" ")[1] for m in reader.messages} == {
+                    left[sock].write()
+                if sum(not sender.out for sender in senders) > len(got):  # one was sent whole
+                    got += reader.take(1)
+            assert {message.subject for message in got} == {
                 b"big.%d" % at for at in range(len(senders))
             }
-            assert all(len(m.split(b"|", 1)[1]) == 2**21 for m in reader.messages)
+            assert all(message.body == b"x" * 2**21 for message in got)
         finally:
-            for wire in senders:
-                wire.close()
+            for sender in senders:
+                sender.close()

@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from midair import names
+from midair.client.wire_nats import msg, pub
 from native.stats import Reader
 from tests.support.instance import Instance, eventually
-from tests.support.stream import Stream, msg, pub
+from tests.support.stream import Stream
 
 Make = Callable[..., Instance]
 OFF = "[latency]\nflow_leases = false\n"

@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 
 from midair import config
+from midair.client.wire_nats import RefusedError, hpub, msg, pub
 from midair.config import MIB
 from midair.version import __version__
 from tests.support.instance import ROOT, Instance, eventually, new_name
-from tests.support.stream import Inside, RefusedError, Stream, Worker, hpub, msg, pub
+from tests.support.stream import Inside, Stream, Worker
 
 Make = Callable[..., Instance]
 

@@ -11,9 +11,10 @@ from functools import partial
 
 import pytest
 
+from midair.client.wire_nats import Message, hpub, msg, pub
 from tests.support.instance import PATIENCE_S, ROOT, eventually
 from tests.support.net import Net, numbers
-from tests.support.stream import Message, Stream, Worker, hpub, msg, pub
+from tests.support.stream import Stream, Worker
 
 COPY_MAX = 4096  # a larger body is written from the arena, not copied
 LINE_MAX = 4096  # bytes of arguments in a control line
@@ -283,7 +284,7 @@ def test_unsubscribing_after_a_number_of_messages_under_load(net: Net) -> None:
     sender.done()
     for client in clients:
         while client.pongs < 2:  # the first was that of sync()
-            assert client.frame() is None
+            assert client.message() is None
     publisher.send(b"".join(pub(b"load", b"%d" % n) for n in range(first, total)) + pub(b"end"))
     for client, found in zip(clients, expected, strict=True):
         assert numbers(found + client.take_until(b"end")) == list(range(most))

@@ -16,9 +16,10 @@ from functools import partial
 
 import psutil
 
+from midair.client.wire_nats import Message, msg, pub
 from midair.config import MIB
 from tests.support.instance import Instance, eventually
-from tests.support.stream import Inside, Message, Stream, Worker, msg, pub
+from tests.support.stream import Inside, Stream, Worker
 
 Make = Callable[..., Instance]
 CHUNKS = 64  # of the arena below
@@ -82,7 +83,7 @@ def test_everyone_floods_and_nobody_reads(make_midair: Make) -> None:
         seen[at] += 1
 
     def read() -> None:
-        while (message := reader.frame()) is None or message.subject != b"flood.end":
+        while (message := reader.message()) is None or message.subject != b"flood.end":
             if message is not None:
                 check(message)
 

@@ -9,9 +9,10 @@ from functools import partial
 
 import pytest
 
+from midair.client.wire_nats import Message, hpub, msg, pub
 from midair.config import MIB
 from tests.support.net import CHUNK, Net, numbers
-from tests.support.stream import Message, Stream, Worker, hpub, msg, pieces, pub
+from tests.support.stream import Stream, Worker, pieces
 
 COPY_MAX = 4096  # a larger body is written from the arena, not copied
 BLOCK = 16 * 1024  # of pending output

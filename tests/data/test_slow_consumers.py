@@ -19,9 +19,10 @@ from pathlib import Path
 import pytest
 
 from midair import config
+from midair.client.wire_nats import hpub, msg, pub
 from midair.config import MIB, SLOW_CONSUMER
 from tests.support.instance import PATIENCE_S, ROOT, Instance, cli, eventually, new_name
-from tests.support.stream import Inside, Stream, Worker, hpub, msg, pub
+from tests.support.stream import Inside, Stream, Worker
 
 Make = Callable[..., Instance]
 PENDING = 256 * 1024

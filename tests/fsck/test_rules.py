@@ -14,6 +14,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from midair.client.wire_nats import pub
 from midair.fsck import command as fsck
 from midair.process.runtime import Runtime
 from native import lib
@@ -28,7 +29,7 @@ from tests.support.segments import (
     kill_all,
     leak,
 )
-from tests.support.stream import Stream, pub
+from tests.support.stream import Stream
 
 CONNMGRS = 2
 LONG = b"long." + b"x" * 150  # a subject that needs cells

@@ -8,7 +8,6 @@ to F4 of native/README.md.
 
 from __future__ import annotations
 
-import re
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -18,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.rig import Rig
+from tests.support.frames import messages
 
-HEAD = re.compile(rb"MSG \S+ (\S+) (\d+)\r\n")
 SUBJECTS = (b"a",) * 9 + (b"b",)
 PATTERNS = (b"a", b"a", b"b", b"*", b">")
 SIZES = (12,) * 7 + (100, 5000, 5000)  # the last is not copied but kept
@@ -67,14 +66,11 @@ class Sub:
 def parse(data: bytes) -> dict[int, By]:
     """sid -> publisher -> numbers, in the order they came."""
     found: dict[int, By] = {}
-    data, at = data.replace(b"PONG\r\n", b""), 0
-    while at < len(data):
-        head = HEAD.match(data, at)
-        assert head, data[at : at + 80]
-        publisher, number = data[head.end() : head.end() + int(head[2])].split(b".")
-        at = head.end() + int(head[2]) + 2
-        assert data[at - 2 : at] == b"\r\n"
-        found.setdefault(int(head[1]), {}).setdefault(int(publisher), []).append(int(number[-9:]))
+    for message in messages(data):
+        assert not message.headers
+        publisher, number = message.body.split(b".")
+        by = found.setdefault(int(message.sid), {})
+        by.setdefault(int(publisher), []).append(int(number[-9:]))
     return found
 
 
@@ -451,7 +447,7 @@ def test_messages_of_a_mode_are_asked_about(rig: Rig) -> None:
     for reader in readers:
         reader.sendall(b"PING\r\n")
         got = rig.settle(reader, b"PONG\r\n")
-        assert b"".join(re.findall(rb"MSG s 1 1\r\n(\d)\r\n", got)) == b"0123"
+        assert b"".join(message.body for message in messages(got)) == b"0123"
 
 
 @pytest.mark.parametrize("echo", [True, False])

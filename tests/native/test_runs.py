@@ -6,7 +6,6 @@ what was sent; runs begin, end and are broken by everything that can be in betwe
 
 from __future__ import annotations
 
-import re
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -17,8 +16,7 @@ from hypothesis import strategies as st
 
 from bench.rig import Rig
 from native import lib
-
-HEAD = re.compile(rb"H?MSG \S+ (\S+)(?: \S+)* (\d+)\r\n")
+from tests.support.frames import messages
 
 
 @dataclass
@@ -53,16 +51,11 @@ class Got:
 
 
 def parse(data: bytes) -> Got:
-    got, at = Got(), 0
-    while at < len(data):
-        head = HEAD.match(data, at)
-        assert head, data[at : at + 80]
-        body = data[head.end() : head.end() + int(head[2])]
-        at = head.end() + len(body) + 2
-        assert data[at - 2 : at] == b"\r\n"
-        number = int(body[-8:])
-        got.by_sid.setdefault(head[1], []).append(number)
-        got.order.append((number, head[1]))
+    got = Got()
+    for message in messages(data):
+        number = int(message.body[-8:])
+        got.by_sid.setdefault(message.sid, []).append(number)
+        got.order.append((number, message.sid))
     return got
 
 
@@ -81,7 +74,7 @@ def exchange(rig: Rig, sender: socket.socket, *others: socket.socket, said: byte
     every = []
     for client in (sender, *others):
         client.sendall((said if client is sender else b"") + b"PING\r\n")
-        every.append(parse(rig.settle(client, b"PONG\r\n").removesuffix(b"PONG\r\n")))
+        every.append(parse(rig.settle(client, b"PONG\r\n")))
     return every
 
 

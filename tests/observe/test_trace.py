@@ -22,12 +22,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from midair import names
+from midair.client.wire_nats import hpub, pub
 from midair.trace import schema
 from midair.trace.drain import Drain
 from native import ffi, lib
 from native.trace import Control, Ring, open_ring
 from tests.support.instance import Instance, cli, eventually
-from tests.support.stream import Stream, hpub, pub
+from tests.support.stream import Stream
 
 Make = Callable[..., Instance]
 STAGES = ("received_ns", "queued_ns", "routed_ns", "instructed_ns", "written_ns")
@@ -68,7 +69,7 @@ def take(stream: Stream, count: int) -> None:
     """Waits for that many messages."""
     got = 0
     while got < count:
-        got += stream.frame() is not None
+        got += stream.message() is not None
 
 
 def test_each_delivery_leaves_a_record(make_midair: Make, tmp_path: Path) -> None:

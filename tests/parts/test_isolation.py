@@ -25,11 +25,12 @@ import posix_ipc
 import pytest
 
 from midair import names
+from midair.client.wire_nats import msg, pub
 from midair.process import ipc
 from midair.process.runtime import ACTIVE, STANDBY, Runtime
 from tests.support.instance import ROOT, Instance, environ, eventually
 from tests.support.look import await_conn, get_json, monitor_of, named
-from tests.support.stream import Stream, Worker, maps_of, msg, pub
+from tests.support.stream import Stream, Worker, maps_of
 
 Make = Callable[..., Instance]
 ROOTS = os.geteuid() == 0

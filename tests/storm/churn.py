@@ -13,8 +13,10 @@ import struct
 import threading
 from collections import Counter
 
+from midair.client.wire_nats import pub
 from tests.storm.clients import Orders, say
-from tests.storm.wire import BrokenError, Connection, Loop, NotGreetedError
+from tests.storm.wire import Connection, Loop, NotGreetedError
+from tests.support.promise import BrokenPromise
 
 THREADS = 3
 RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close() resets the connection
@@ -33,7 +35,7 @@ class Visitor(threading.Thread):
         self.sent = 0
         self.received = 0
         self.stopping = threading.Event()
-        self.broken: BrokenError | None = None
+        self.broken: BrokenPromise | None = None
         self.turned_away: list[str] = []  # the driver decides what it thinks of these
 
     def run(self) -> None:
@@ -49,10 +51,10 @@ class Visitor(threading.Thread):
                 except NotGreetedError as away:
                     self.turned_away.append(str(away))
                 self.stopping.wait(self.chance.expovariate(20.0))
-        except BrokenError as broken:
+        except BrokenPromise as broken:
             self.broken = broken
         except Exception as error:  # a mistake of this file must not pass for success
-            self.broken = BrokenError(f"{type(error).__name__}: {error}")
+            self.broken = BrokenPromise(f"{type(error).__name__}: {error}")
 
     def visit(self, subject: bytes, sid: bytes = b"1") -> tuple[Loop, Connection, list[bytes]]:
         """Connected, subscribed, and answered."""
@@ -72,8 +74,7 @@ class Visitor(threading.Thread):
         return loop, connection, got
 
     def publish(self, to: Connection, subject: bytes, bodies: list[bytes]) -> None:
-        frames = [b"PUB %b %d\r\n%b\r\n" % (subject, len(body), body) for body in bodies]
-        to.send(b"".join(frames))
+        to.send(b"".join(pub(subject, body) for body in bodies))
 
     def bodies(self, count: int, most: int) -> list[bytes]:
         return [b"%d " % n + bytes(self.chance.randrange(most)) for n in range(count)]
@@ -103,11 +104,7 @@ class Visitor(threading.Thread):
         """Talks to one who stays, and goes without a word."""
         loop, it, got = self.visit(subject)
         wanted = self.bodies(self.chance.randint(1, 40), 200)
-        it.send(
-            b"".join(
-                b"PUB %b %b %d\r\n%b\r\n" % (self.echo, subject, len(body), body) for body in wanted
-            )
-        )
+        it.send(b"".join(pub(self.echo, body, subject) for body in wanted))
         self.expect(loop, it, got, wanted)
         it.close()
 
@@ -160,7 +157,7 @@ def run(name: str, port: int, seed: int) -> None:
     def answer(
         to: Connection, subject: bytes, sid: bytes, reply: bytes, header: bytes, body: bytes
     ) -> None:
-        to.send(b"PUB %b %d\r\n%b\r\n" % (reply, len(body), body))
+        to.send(pub(reply, body))
 
     stays = loop.add(Connection(port, answer, name=f"{name}-echo"))
     stays.subscribe(echo, b"e")

@@ -18,7 +18,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from tests.storm.wire import PATIENCE_S, BrokenError, Connection, Loop, bytes_of
+from midair.client.wire_nats import hpub, pub
+from tests.storm.wire import PATIENCE_S, Connection, Loop, bytes_of
+from tests.support.promise import BrokenPromise
 
 PATTERN_BYTES = 1 << 16
 
@@ -52,13 +54,9 @@ class Flow:
 
     def publish(self) -> None:
         body, header = self.body(self.sent), self.header(self.sent)
-        if header:
-            sizes = (len(header), len(header) + len(body))
-            head = b"HPUB %b %d %d\r\n" % (self.subject, *sizes) + header
-        else:
-            head = b"PUB %b %d\r\n" % (self.subject, len(body))
         self.sent += 1
-        self.publisher.send(head + body + b"\r\n")
+        frame = hpub(self.subject, header, body) if header else pub(self.subject, body)
+        self.publisher.send(frame)
 
     def check(self, receiver: Connection, header: bytes, body: bytes) -> None:
         n = self.receivers[receiver]
@@ -278,8 +276,7 @@ class Groups(Role):
                 self.numbers[at] += 1
                 self.open_numbers[at].add(n)
                 body = self.body(at, n)
-                frame = b"PUB %b %d\r\n%b\r\n" % (self.subject, len(body), body)
-                self.publishers[at].send(frame)
+                self.publishers[at].send(pub(self.subject, body))
         return self.due
 
     def on_message(
@@ -328,8 +325,8 @@ class Requests(Role):
             body = b"" if n % 5 == 0 else b"request %d" % n
             self.waiting[n] = body
             subject = b"do" if body else b"nobody"
-            words = (self.prefix, subject, self.prefix, n, len(body), body)
-            self.requester.send(b"PUB %b.%b %b.in.%d %d\r\n%b\r\n" % words)
+            to = b"%b.%b" % (self.prefix, subject)
+            self.requester.send(pub(to, body, b"%b.in.%d" % (self.prefix, n)))
         return self.due
 
     def on_request(
@@ -337,7 +334,7 @@ class Requests(Role):
     ) -> None:
         if subject != self.prefix + b".do" or not reply.startswith(self.prefix) or header:
             raise to.broken(f"not a request: {subject!r} {reply!r}")
-        to.send(b"PUB %b %d\r\n%b\r\n" % (reply, len(body), body[::-1]))
+        to.send(pub(reply, body[::-1]))
 
     def on_answer(
         self, to: Connection, subject: bytes, sid: bytes, reply: bytes, header: bytes, body: bytes
@@ -388,7 +385,7 @@ class Verbose(Role):
             n = self.numbers[client]
             self.numbers[client] += 1
             body = b"%d" % n
-            client.send(b"PUB %b.%d %d\r\n%b\r\n" % (self.prefix, at, len(body), body))
+            client.send(pub(b"%b.%d" % (self.prefix, at), body))
             client.expected.append(b"+OK")
         elif kind < 0.8:
             client.ping()
@@ -438,7 +435,7 @@ class Idle(Role):
         self.numbers = self.count
         self.waiting = {b"%d" % at for at in range(self.count)}
         for at in range(self.count):
-            self.publisher.send(b"PUB %b.%d 4\r\nhere\r\n" % (self.prefix, at))
+            self.publisher.send(pub(b"%b.%d" % (self.prefix, at), b"here"))
 
     def on_message(
         self, to: Connection, subject: bytes, sid: bytes, reply: bytes, header: bytes, body: bytes
@@ -511,7 +508,7 @@ def run(role: Role) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while role.missing():
         if time.monotonic() > deadline:
-            raise BrokenError(f"{role.missing()} of {role.sent} messages or answers are missing")
+            raise BrokenPromise(f"{role.missing()} of {role.sent} messages or answers are missing")
         loop.turn(0.1)
     loop.sync()
     for connection in loop.connections:
@@ -545,7 +542,7 @@ def main() -> int:
             library.run(name, port, seed)
         else:
             run(ROLES[kind](name, port, seed))
-    except BrokenError as broken:
+    except BrokenPromise as broken:
         say("broken", why=f"{name}: {broken}")
         return 1
     return 0

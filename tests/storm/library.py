@@ -10,7 +10,8 @@ import nats
 from nats.aio.msg import Msg
 
 from tests.storm.clients import Orders, say
-from tests.storm.wire import PATIENCE_S, BrokenError
+from tests.storm.wire import PATIENCE_S
+from tests.support.promise import BrokenPromise
 
 
 async def _run(name: str, port: int, seed: int) -> None:
@@ -47,7 +48,7 @@ async def _run(name: str, port: int, seed: int) -> None:
     try:
         publisher, subscriber = await connect(), await connect()
     except Exception as error:
-        raise BrokenError(f"connecting: {error!r} {errors}") from None
+        raise BrokenPromise(f"connecting: {error!r} {errors}") from None
 
     async def on_message(message: Msg) -> None:
         got.append(message.data)
@@ -65,10 +66,10 @@ async def _run(name: str, port: int, seed: int) -> None:
     def check() -> None:
         nonlocal checked
         if errors:
-            raise BrokenError("; ".join(errors))
+            raise BrokenPromise("; ".join(errors))
         for body in got[checked:]:
             if body != b"%d" % checked:
-                raise BrokenError(f"{body[:40]!r} where {checked} was to come")
+                raise BrokenPromise(f"{body[:40]!r} where {checked} was to come")
             checked += 1
 
     while not orders.stop:
@@ -80,10 +81,10 @@ async def _run(name: str, port: int, seed: int) -> None:
         try:
             answer = await publisher.request(f"{name}.r", body, timeout=PATIENCE_S)
         except Exception as error:
-            raise BrokenError(f"request {asked}: {error!r} {errors}") from None
+            raise BrokenPromise(f"request {asked}: {error!r} {errors}") from None
         asked += 1
         if answer.data != body[::-1]:
-            raise BrokenError(f"request {asked} was answered {answer.data[:60]!r}")
+            raise BrokenPromise(f"request {asked} was answered {answer.data[:60]!r}")
         check()
         await asyncio.sleep(chance.expovariate(20.0))
     await publisher.flush(timeout=int(PATIENCE_S))
@@ -93,7 +94,7 @@ async def _run(name: str, port: int, seed: int) -> None:
             break
         await asyncio.sleep(0.02)
     else:
-        raise BrokenError(f"{sent - checked} of {sent} messages are missing")
+        raise BrokenPromise(f"{sent - checked} of {sent} messages are missing")
     await subscriber.flush(timeout=int(PATIENCE_S))
     check()
     ports = [
@@ -105,7 +106,7 @@ async def _run(name: str, port: int, seed: int) -> None:
         await asyncio.sleep(0.1)
         check()
     if checked != len(got) or checked != sent:
-        raise BrokenError("messages came twice")
+        raise BrokenPromise("messages came twice")
     leaving = True
     await publisher.close()
     await subscriber.close()

@@ -14,8 +14,12 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
+import pytest
+
 from bench import loadgen
 from midair import names
+from midair.client import wire_nats
+from midair.client.wire_nats import EndedError, Message
 from midair.process.runtime import ACTIVE, Runtime
 from tests.support.instance import PATIENCE_S, Instance
 
@@ -128,59 +132,48 @@ def _has_memory(pid: int) -> bool:
     return False
 
 
-class Client:
-    """One raw connection with a subscription of its own."""
+class Client(wire_nats.Connection):
+    """One connection with a subscription of its own; nothing comes but what is to come."""
 
     def __init__(self, instance: Instance, subject: str = "") -> None:
-        self.subject = subject
-        self._socket = instance.connect()
-        self._lines = self._socket.makefile("rb")
-        greeting = self._lines.readline()
-        assert greeting.startswith(b"INFO {"), greeting
+        self.subject = subject.encode()
         hello = b'CONNECT {"verbose":false}\r\n'
-        self._socket.sendall(hello + (b"SUB %s 1\r\n" % subject.encode() if subject else b""))
-
-    def send(self, data: bytes) -> None:
-        self._socket.sendall(data)
+        hello += wire_nats.sub(self.subject, b"1") if subject else b""
+        super().__init__(instance.host, instance.port, hello, timeout_s=PATIENCE_S)
 
     def ping(self) -> None:
-        self._socket.sendall(b"PING\r\n")
-        answer = self._lines.readline()
-        assert answer == b"PONG\r\n", answer
+        self.send(wire_nats.PING)
+        answer = self.frame()
+        assert answer == b"PONG", answer
 
     def ping_behind_messages(self, count: int) -> None:
-        """Reads so many messages, and then the answer to a PING."""
+        """Reads that many messages, and then the answer to a PING."""
         for _ in range(count):
-            line = self._lines.readline()
-            assert line.startswith(b"MSG "), line
-            self._lines.read(int(line.split()[-1]) + 2)
+            frame = self.frame()
+            assert isinstance(frame, Message), frame
         self.ping()
 
     def read_error(self, closes: bool) -> bytes:
         """An -ERR, perhaps behind a PONG or so, and then the end if it closes."""
-        line = self._lines.readline()
-        while not line.startswith(b"-ERR"):
-            assert line in (b"PONG\r\n", b"PING\r\n"), line
-            line = self._lines.readline()
+        line = self.frame()
+        while line in (b"PONG", b"PING"):
+            line = self.frame()
+        assert isinstance(line, bytes), line
+        assert line.startswith(b"-ERR"), line
         if closes:
-            assert self._lines.readline() == b""
+            with pytest.raises(EndedError):
+                self.frame()
         return line
 
     def echo(self, text: bytes) -> None:
         """Publishes to itself; exactly that arrives, and nothing else."""
-        subject = self.subject.encode()
-        self._socket.sendall(b"PUB %s %d\r\n%s\r\n" % (subject, len(text), text))
-        wanted = b"MSG %s 1 %d\r\n%s\r\n" % (subject, len(text), text)
-        assert self._lines.read(len(wanted)) == wanted
+        self.send(wire_nats.pub(self.subject, text))
+        assert self.frame() == Message(self.subject, b"1", b"", b"", text)
 
-    def __enter__(self) -> Client:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._lines.close()
+    def close(self) -> None:
         with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
+            self.socket.shutdown(socket.SHUT_RDWR)
+        super().close()
 
 
 @contextlib.contextmanager

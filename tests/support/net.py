@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import itertools
 
+from midair.client.wire_nats import Message, pub
 from midair.config import MIB
 from tests.support.instance import Instance, eventually
-from tests.support.stream import Inside, Message, Stream, pub
+from tests.support.stream import Inside, Stream
 
 ARENA_BYTES = 256 * MIB
 CHUNK = 128 * 1024  # of an arena: a larger frame lies along a chain of chunks

@@ -9,10 +9,11 @@ that the same table can be run against both.
 
 from __future__ import annotations
 
-import json
-import socket
 from dataclasses import dataclass, field
 from typing import Any
+
+from midair.client import wire_nats
+from midair.client.wire_nats import Message
 
 PATIENCE_S = 20
 QUIET = b'CONNECT {"verbose":false,"pedantic":false,"headers":true,"no_responders":true}\r\n'
@@ -30,17 +31,11 @@ SUBJECT = b"-ERR 'Invalid Subject'"
 PUB_SUBJECT = b"-ERR 'Invalid Publish Subject'"
 
 
-class Wire:
-    """One raw connection, read frame by frame."""
+class Wire(wire_nats.Connection):
+    """One connection past its INFO. What comes is kept in two lists: lines, and messages."""
 
     def __init__(self, host: str, port: int) -> None:
-        self.socket = socket.create_connection((host, port), timeout=PATIENCE_S)
-        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.stream = self.socket.makefile("rb")
-        line = self.stream.readline()
-        assert line.startswith(b"INFO ")
-        assert line.endswith(b"\r\n")
-        self.info: dict[str, Any] = json.loads(line[5:])
+        super().__init__(host, port, b"", timeout_s=PATIENCE_S)
         self.control: list[bytes] = []
         self.messages: list[bytes] = []
         self.closed = False
@@ -50,54 +45,39 @@ class Wire:
         """nats-server says which Go built it."""
         return "go" in self.info
 
-    def send(self, data: bytes, piece: int = 0) -> None:
-        """Sends data, whole or in pieces of so many bytes."""
+    def say(self, data: bytes, piece: int = 0) -> None:
+        """Sends data, whole or in pieces of that many bytes."""
         try:
             for at in range(0, len(data), piece or len(data) or 1):
-                self.socket.sendall(data[at : at + (piece or len(data))])
+                self.send(data[at : at + (piece or len(data))])
         except (BrokenPipeError, ConnectionResetError):
             pass  # the server has closed; what it said is still to be read
 
     def read_one(self) -> None:
-        """One control line or one message; sets `closed` at the end of the stream."""
+        """One line or one message; sets `closed` at the end of the stream."""
         try:
-            line = self.stream.readline()
-            if line[:4] == b"MSG " or line[:5] == b"HMSG ":
-                size = int(line.split()[-1])
-                body = self.stream.read(size + 2)
-                assert body[size:] == b"\r\n"
-                self.messages.append(line[:-2] + b"|" + body[:size])
-                return
-        except ConnectionResetError:
-            line = b""
-        if not line:
+            frame = self.frame()
+        except wire_nats.EndedError:
+            assert not self.reader.waiting
             self.closed = True
-        elif line.startswith(b"INFO "):
-            self.info = json.loads(line[5:])
-        elif line == b"PING\r\n":
-            self.send(b"PONG\r\n")
+            return
+        if isinstance(frame, Message):
+            self.messages.append(frame.line + b"|" + frame.headers + frame.body)
+        elif frame == b"PING":
+            self.say(wire_nats.PONG)
+        elif not frame.startswith(b"INFO "):
+            self.control.append(frame)
         else:
-            assert line.endswith(b"\r\n")
-            self.control.append(line[:-2])
+            self.note(frame)
 
     def read_until(self, control: int, messages: int) -> None:
-        """Reads until so many of each were seen, or the stream ended."""
+        """Reads until that many of each were seen, or the stream ended."""
         while not self.closed and (len(self.control) < control or len(self.messages) < messages):
             self.read_one()
 
     def read_to_end(self) -> None:
         while not self.closed:
             self.read_one()
-
-    def close(self) -> None:
-        self.stream.close()
-        self.socket.close()
-
-    def __enter__(self) -> Wire:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 @dataclass(frozen=True)
@@ -123,15 +103,15 @@ def hold(host: str, port: int, conversation: Conversation, piece: int = 0) -> No
             control = list(conversation.nats_server)
         if wire.is_nats_server and PUB_SUBJECT in control:
             piece = 0  # it says this once more when line and body arrive apart
-        wire.send(conversation.connect + conversation.send, piece)
+        wire.say(conversation.connect + conversation.send, piece)
         if conversation.closes:
             wire.read_to_end()
             assert wire.closed
         else:
             wire.read_until(len(control), len(conversation.messages))
             if conversation.connect != QUIET:
-                wire.send(b'CONNECT {"verbose":false,"pedantic":false,"echo":true}\r\n')
-            wire.send(b"SUB conformance.end end\r\nPUB conformance.end 0\r\n\r\nPING\r\n")
+                wire.say(b'CONNECT {"verbose":false,"pedantic":false,"echo":true}\r\n')
+            wire.say(b"SUB conformance.end end\r\nPUB conformance.end 0\r\n\r\nPING\r\n")
             wire.read_until(len(control) + 1, len(conversation.messages) + 1)
             assert not wire.closed, (wire.control, wire.messages)
             assert wire.control.pop() == b"PONG"
@@ -253,18 +233,18 @@ REFUSED = [
 def check_bad_input(host: str, port: int, conversation: Conversation) -> None:
     """The offender is told and closed; a connection beside it loses nothing."""
     with Wire(host, port) as bystander, Wire(host, port) as other:
-        bystander.send(QUIET + b"SUB beside.* 1\r\nPING\r\n")
+        bystander.say(QUIET + b"SUB beside.* 1\r\nPING\r\n")
         bystander.read_until(1, 0)
-        other.send(QUIET + b"PUB beside.a 6\r\nbefore\r\n")
+        other.say(QUIET + b"PUB beside.a 6\r\nbefore\r\n")
         with Wire(host, port) as offender:
             expected = list(conversation.control)
             if offender.is_nats_server and conversation.nats_server is not None:
                 expected = list(conversation.nats_server)
-            offender.send(conversation.connect + conversation.send)
+            offender.say(conversation.connect + conversation.send)
             offender.read_to_end()
             assert offender.control == expected
-        other.send(b"PUB beside.b 5\r\nafter\r\n")
-        bystander.send(b"PING\r\n")
+        other.say(b"PUB beside.b 5\r\nafter\r\n")
+        bystander.say(b"PING\r\n")
         bystander.read_until(2, 2)
         assert not bystander.closed
         assert bystander.control == [b"PONG", b"PONG"]
@@ -275,10 +255,10 @@ def check_dead_client_is_forgotten(host: str, port: int) -> None:
     """A queue member that went away without a word gets no more messages."""
     with Wire(host, port) as member, Wire(host, port) as gone, Wire(host, port) as sender:
         for wire in (member, gone):
-            wire.send(QUIET + b"SUB work.* q 1\r\nPING\r\n")
+            wire.say(QUIET + b"SUB work.* q 1\r\nPING\r\n")
             wire.read_until(1, 0)
-        gone.send(b"QUIT\r\n")
+        gone.say(b"QUIT\r\n")
         gone.read_to_end()
-        sender.send(QUIET + b"".join(b"PUB work.%d 0\r\n\r\n" % i for i in range(50)))
+        sender.say(QUIET + b"".join(b"PUB work.%d 0\r\n\r\n" % i for i in range(50)))
         member.read_until(1, 50)
         assert member.messages == [b"MSG work.%d 1 0|" % i for i in range(50)]

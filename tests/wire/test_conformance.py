@@ -50,9 +50,9 @@ def test_info_has_what_clients_read(server: Server) -> None:
 
 def test_headers_are_cut_off_for_a_client_without_them(server: Server) -> None:
     with Wire(server.host, server.port) as plain, Wire(server.host, server.port) as sender:
-        plain.send(conformance.NO_HEADERS + b"SUB strip.a 1\r\nPING\r\n")
+        plain.say(conformance.NO_HEADERS + b"SUB strip.a 1\r\nPING\r\n")
         plain.read_until(1, 0)
-        sender.send(conformance.QUIET + b"HPUB strip.a 12 14\r\nNATS/1.0\r\n\r\nhi\r\n")
+        sender.say(conformance.QUIET + b"HPUB strip.a 12 14\r\nNATS/1.0\r\n\r\nhi\r\n")
         plain.read_until(1, 1)
         assert plain.messages == [b"MSG strip.a 1 2|hi"]
 
@@ -61,22 +61,22 @@ def test_largest_payload_and_one_byte_more(server: Server) -> None:
     with Wire(server.host, server.port) as wire:
         size = wire.info["max_payload"]
         body = bytes(range(256)) * (size // 256) + b"x" * (size % 256)
-        wire.send(conformance.QUIET + b"SUB big 1\r\nPUB big %d\r\n%b\r\n" % (size, body))
+        wire.say(conformance.QUIET + b"SUB big 1\r\nPUB big %d\r\n%b\r\n" % (size, body))
         wire.read_until(0, 1)
         assert wire.messages == [b"MSG big 1 %d|%b" % (size, body)]
-        wire.send(b"PUB big %d\r\n" % (size + 1))
+        wire.say(b"PUB big %d\r\n" % (size + 1))
         wire.read_to_end()
         assert wire.control == [conformance.PAYLOAD]
 
 
 def test_no_responders_answer_goes_to_the_asker_alone(server: Server) -> None:
     with Wire(server.host, server.port) as asker, Wire(server.host, server.port) as other:
-        other.send(conformance.QUIET + b"SUB answers.> 1\r\nPING\r\n")
+        other.say(conformance.QUIET + b"SUB answers.> 1\r\nPING\r\n")
         other.read_until(1, 0)
-        asker.send(conformance.QUIET + b"SUB answers.* 2\r\nPUB nobody.here answers.1 0\r\n\r\n")
+        asker.say(conformance.QUIET + b"SUB answers.* 2\r\nPUB nobody.here answers.1 0\r\n\r\n")
         asker.read_until(0, 1)
         assert asker.messages == [b"HMSG answers.1 2 16 16|NATS/1.0 503\r\n\r\n"]
-        asker.send(b"PUB answers.2 0\r\n\r\n")
+        asker.say(b"PUB answers.2 0\r\n\r\n")
         other.read_until(1, 1)
         assert other.messages == [b"MSG answers.2 1 0|"]
 
@@ -93,6 +93,6 @@ def test_what_only_midair_refuses(server: Server, send: bytes, error: bytes) -> 
     with Wire(server.host, server.port) as wire:
         if wire.is_nats_server:
             pytest.skip("nats-server accepts it (docs/protocol-nats.md)")
-        wire.send(conformance.QUIET + send)
+        wire.say(conformance.QUIET + send)
         wire.read_to_end()
         assert wire.control == [error]
