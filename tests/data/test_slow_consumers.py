@@ -15,17 +15,19 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from midair import config
 from midair.client.wire_nats import hpub, msg, pub
-from midair.config import MIB, SLOW_CONSUMER
+from midair.config import MIB, SlowConsumer
 from tests.support.instance import PATIENCE_S, ROOT, Instance, cli, eventually, new_name
 from tests.support.stream import Inside, Stream, Worker
 
 Make = Callable[..., Instance]
 PENDING = 256 * 1024
+POLICIES = get_args(SlowConsumer)
 
 
 @dataclass
@@ -66,8 +68,7 @@ class Several:
 @contextlib.contextmanager
 def several(owner: str, tmp_path: Path, connmgrs: int, limits: str = "") -> Iterator[Several]:
     name = new_name(owner)
-    policies = SLOW_CONSUMER.split()
-    listen = ", ".join(f'{{address = "127.0.0.1:0", slow_consumer = "{p}"}}' for p in policies)
+    listen = ", ".join(f'{{address = "127.0.0.1:0", slow_consumer = "{p}"}}' for p in POLICIES)
     text = f"""
         [server]
         listen = [{listen}]
@@ -97,7 +98,7 @@ def several(owner: str, tmp_path: Path, connmgrs: int, limits: str = "") -> Iter
         assert "listening on " in line, stderr.read_text()
         found = line.split("listening on ")[1].split(";")[0].split(", ")
         ports = [config.split_address(address)[1] for address in found]
-        yield Several(name, dict(zip(policies, ports, strict=True)), stderr)
+        yield Several(name, dict(zip(POLICIES, ports, strict=True)), stderr)
     finally:
         process.terminate()
         assert process.wait(PATIENCE_S) == 0
@@ -136,7 +137,7 @@ def test_disconnect_says_why_and_is_counted(request: pytest.FixtureRequest, tmp_
         slow.close()
 
 
-@pytest.mark.parametrize("policy", SLOW_CONSUMER.split())
+@pytest.mark.parametrize("policy", POLICIES)
 def test_the_deadline_holds_for_every_policy(
     request: pytest.FixtureRequest, tmp_path: Path, policy: str
 ) -> None:
