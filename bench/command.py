@@ -15,9 +15,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from midair import config
+from midair.arguments import positive
 from midair.client.commands import DEFAULT_SERVER
 from midair.errors import MidairError, NotRunningError
 from midair.exits import Exit
+from midair.shown import columns
 
 if TYPE_CHECKING:  # `midair status` does without them
     from bench.peers import Address, Server
@@ -71,7 +73,7 @@ def add_command(commands: Any) -> None:
     )  # fmt: skip
     it.add_argument("--list", action="store_true", help="name the scenarios and end")
     it.add_argument(
-        "--repeat", type=_positive, default=REPEAT, metavar="N",
+        "--repeat", type=positive, default=REPEAT, metavar="N",
         help="runs of each; figures are medians (default: %(default)s)",
     )  # fmt: skip
     it.add_argument(
@@ -212,7 +214,7 @@ def _sides(scenario: Scenario, samples: Sequence[Sample], addresses: Sequence[st
 def _table(
     scenarios: Sequence[Scenario], samples: Sequence[Sample], addresses: Sequence[str]
 ) -> str:
-    from bench.table import by, columns, number, percent, times
+    from bench.table import by, number, percent, times
 
     head = ["scenario", "unit", addresses[0], "spread"]
     for address in addresses[1:]:
@@ -227,7 +229,7 @@ def _table(
                 cells.append(times(by(first.figure, other.figure)))
             checks = dict.fromkeys(it.checks for it in sides)
             lines.append([*cells, " | ".join(checks)])
-    text = columns(lines, left=(0, 1, len(lines[0]) - 1))
+    text = "\n".join(columns(lines, left=(0, 1, len(lines[0]) - 1)))
     text += "\nMedians; spread is (highest - lowest) / median."
     if len(addresses) > 1:
         text += f" Ratio: {addresses[0]} by the other."
@@ -271,13 +273,6 @@ def _address(text: str) -> str:
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     return address
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError("at least 1")
-    return value
 
 
 def _scale(text: str) -> float:

@@ -27,7 +27,8 @@ from typing import Any
 from bench import loadgen
 from bench.peers import Midair, NatsServer, PeerError, Server
 from bench.scenarios import CHECKS, load
-from bench.table import by, columns, number, times
+from bench.table import by, number, times
+from midair.shown import columns
 
 SERVERS = ("midair", "nats-server")
 PAYLOAD_MIB = 16
@@ -231,7 +232,7 @@ def text(table: Table, points: Sequence[Point]) -> str:
         failed = len(ours.errors) + len(theirs.errors)
         wrong = str(ours.wrong + theirs.wrong) + (f" ({failed} failed)" if failed else "")
         lines.append([*line, wrong])
-    return columns(lines, left=())
+    return "\n".join(columns(lines, left=()))
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:

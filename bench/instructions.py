@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.instructions_load import MESSAGES, ROUNDS, UNMEASURED, WORKLOADS
-from bench.table import columns
+from midair.shown import columns
 
 HERE = Path(__file__).resolve().parent
 FILE = HERE / "instructions.json"
@@ -196,7 +196,7 @@ def show(counts: Counts) -> str:
             lines.append([workload, stage, "total", f"{total_of(functions):.1f}"])
         everything = sum(total_of(functions) for functions in stages.values())
         lines.append([workload, "all", "total", f"{everything:.1f}"])
-    return columns(lines, left=(0, 1, 2))
+    return "\n".join(columns(lines, left=(0, 1, 2)))
 
 
 def total_of(functions: dict[str, float]) -> float:

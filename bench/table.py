@@ -12,6 +12,7 @@ from statistics import median
 
 from bench.placement import summary
 from bench.scenarios import CHECKS, OTHERS, RELAY, Metric, Sample, Scenario
+from midair.shown import columns
 
 MET, MISSED = "met", "missed"
 
@@ -167,17 +168,6 @@ def verdict(met: bool | None) -> str:
     return "" if met is None else MET if met else MISSED
 
 
-def columns(lines: Sequence[Sequence[str]], left: Sequence[int]) -> str:
-    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if i in left else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in lines
-    )
-
-
 def setting(variant: str) -> str:
     return variant.removeprefix("nats-server").strip() or "default"
 
@@ -213,7 +203,7 @@ def marks_table(rows: Sequence[Row], scenarios: Sequence[Scenario], servers: Seq
                 setting(row.theirs.variant),
             ]
         )
-    return columns(lines, left=(0, 1, 6, 11, 14, 15))
+    return "\n".join(columns(lines, left=(0, 1, 6, 11, 14, 15)))
 
 
 def others_table(rows: Sequence[Row], servers: Sequence[str]) -> str:
@@ -236,7 +226,7 @@ def others_table(rows: Sequence[Row], servers: Sequence[str]) -> str:
                 " | ".join(it.checks for it in sides[2:]),
             ]
         )
-    return columns(lines, left=(0, 1, len(lines[0]) - 1))
+    return "\n".join(columns(lines, left=(0, 1, len(lines[0]) - 1)))
 
 
 def placement_table(rows: Sequence[Row]) -> str:
@@ -252,4 +242,4 @@ def placement_table(rows: Sequence[Row]) -> str:
             lines.append(
                 [row.title, it.variant, it.generator_cores, it.server_cores, percent(it.spread)]
             )
-    return columns(lines, left=(0, 1, 2, 3)) if len(lines) > 1 else ""
+    return "\n".join(columns(lines, left=(0, 1, 2, 3))) if len(lines) > 1 else ""

@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from midair import config, names
+from midair import arguments, config, names
 from midair.client import commands as client_commands
 from midair.config import Config
 from midair.drill import command as drill
@@ -90,7 +90,7 @@ def parser() -> argparse.ArgumentParser:
     it.add_argument("--config", metavar="FILE", help="configuration (TOML)")
     it.add_argument("--name", metavar="INSTANCE", help="default: server.name, or midair")
     it.add_argument("--host", help="listen on this address only (default: server.listen)")
-    it.add_argument("--port", type=_port, help="listen on this port; 0: any free one")
+    it.add_argument("--port", type=arguments.port, help="listen on this port; 0: any free one")
     it.add_argument("--connmgrs", type=_connmgrs, metavar="N", help="connection managers")
     it.add_argument(
         "--monitor",
@@ -194,13 +194,6 @@ def _check_config(args: argparse.Namespace) -> int:
 
 def _add_name(it: argparse.ArgumentParser) -> None:
     it.add_argument("--name", metavar="INSTANCE", default="midair", help="default: midair")
-
-
-def _port(text: str) -> int:
-    value = int(text)
-    if not 0 <= value <= 65535:
-        raise argparse.ArgumentTypeError("0 to 65535")
-    return value
 
 
 def _monitor(text: str) -> str:

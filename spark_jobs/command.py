@@ -16,6 +16,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from midair import arguments
 from midair.errors import MidairError, MissingError
 from midair.exits import Exit
 
@@ -35,7 +36,10 @@ def add_command(commands: Any) -> None:
     it.add_argument("runs", metavar="RUN_DIR", nargs="*", help="run folder; several: comparison")
     it.add_argument("--live", action="store_true", help="follow a run that is being written")
     it.add_argument(
-        "--serve", metavar="PORT", type=_port, help="serve the page on 127.0.0.1; 0: any free port"
+        "--serve",
+        metavar="PORT",
+        type=arguments.port,
+        help="serve the page on 127.0.0.1; 0: any free port",
     )
     it.add_argument("--again", action="store_true", help="make the report even if it is there")
     it.add_argument(
@@ -205,10 +209,3 @@ class Site:
         if self._server is not None:
             self._server.shutdown()
             self._server.server_close()
-
-
-def _port(text: str) -> int:
-    value = int(text)
-    if not 0 <= value <= 65535:
-        raise argparse.ArgumentTypeError("0 to 65535")
-    return value

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from midair import config
+from midair.arguments import positive
 from midair.errors import MidairError, NotRunningError
 from midair.exits import Exit
 
@@ -29,19 +30,19 @@ def add_commands(commands: Any) -> None:
     """Adds the commands to a parser's subcommands."""
     it = _add(commands, "pub", "publish a message", _pub)
     it.add_argument("body", metavar="BODY", nargs="?", help="text; -: from stdin")
-    it.add_argument("--count", type=_positive, default=1, metavar="N", help="publish it N times")
+    it.add_argument("--count", type=positive, default=1, metavar="N", help="publish it N times")
     it.add_argument("--reply", default="", metavar="SUBJECT", help="where answers should go")
     _add_header(it)
 
     it = _add(commands, "sub", "print messages as they come", _sub)
     it.add_argument("--queue", default="", metavar="GROUP", help="share the work of a group")
-    it.add_argument("--count", type=_positive, metavar="N", help="end after N messages")
+    it.add_argument("--count", type=positive, metavar="N", help="end after N messages")
     it.add_argument("--raw", action="store_true", help="bodies only, byte for byte")
 
     it = _add(commands, "req", "send a request and print the answer", _req)
     it.add_argument("body", metavar="BODY", nargs="?", help="text; -: from stdin")
     it.add_argument("--timeout", type=_seconds, default=2.0, metavar="S", help="default: 2")
-    it.add_argument("--replies", type=_positive, default=1, metavar="N", help="wait for N")
+    it.add_argument("--replies", type=positive, default=1, metavar="N", help="wait for N")
     it.add_argument(
         "--mode", choices=MODES, default="plain",
         help="semaphore: to the least busy of a group; session: each line of stdin, all to the "
@@ -56,7 +57,7 @@ def add_commands(commands: Any) -> None:
         "--lines", action="store_true", help="each line of the answer is a reply of its own"
     )
     it.add_argument("--queue", default="", metavar="GROUP", help="share the work of a group")
-    it.add_argument("--count", type=_positive, metavar="N", help="end after N requests")
+    it.add_argument("--count", type=positive, metavar="N", help="end after N requests")
     it.add_argument(
         "--end-session", metavar="TEXT", help="a request with this body ends its session"
     )
@@ -67,7 +68,7 @@ def add_commands(commands: Any) -> None:
 
     it = commands.add_parser("clients", help="show the clients that have a name")
     it.add_argument("--watch", action="store_true", help="go on, and print who comes and goes")
-    it.add_argument("--count", type=_positive, metavar="N", help="end after N of those")
+    it.add_argument("--count", type=positive, metavar="N", help="end after N of those")
     _add_server(it)
     it.set_defaults(run=lambda args: asyncio.run(_run(_clients, args)), subject="clients")
 
@@ -358,13 +359,6 @@ def _server(text: str) -> str:
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     return text.removeprefix("nats://")
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError("1 or more")
-    return value
 
 
 def _seconds(text: str) -> float:

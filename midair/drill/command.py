@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from midair import config, names
+from midair.arguments import positive
 from midair.errors import MidairError, NotRunningError
 from midair.exits import Exit
 from midair.process import spawn
@@ -49,19 +50,19 @@ def add_command(commands: Any) -> None:
     it.add_argument("--minutes", type=_minutes, default=2.0, metavar="M", help="default: 2")
     it.add_argument(
         "--rate",
-        type=_positive,
+        type=positive,
         default=1000,
         metavar="N",
         help="messages a second (default: 1000)",
     )
     it.add_argument(
         "--connections",
-        type=_positive,
+        type=positive,
         default=20,
         metavar="N",
         help="publishers; there is a subscriber for each, and one for all (default: 20)",
     )
-    it.add_argument("--size", type=_positive, default=128, metavar="BYTES", help="default: 128")
+    it.add_argument("--size", type=positive, default=128, metavar="BYTES", help="default: 128")
     it.add_argument(
         "--events",
         type=_events,
@@ -69,7 +70,7 @@ def add_command(commands: Any) -> None:
         metavar="LIST",
         help=f"some of {','.join(EVENTS)} (default: all); the first four are upgrades",
     )
-    it.add_argument("--connmgrs", type=_positive, default=2, metavar="N", help="default: 2")
+    it.add_argument("--connmgrs", type=positive, default=2, metavar="N", help="default: 2")
     it.add_argument(
         "--no-standby",
         action="store_true",
@@ -358,13 +359,6 @@ def _minutes(text: str) -> float:
     value = float(text)
     if not 0.05 <= value <= 24 * 60:
         raise argparse.ArgumentTypeError("0.05 to 1440")
-    return value
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError("1 or more")
     return value
 
 

@@ -9,6 +9,7 @@ import argparse
 from typing import Any
 
 from midair import names
+from midair.arguments import positive
 
 CONN_SORTS = (
     "id",
@@ -64,7 +65,7 @@ def add_commands(commands: Any) -> None:
 
 def _add_filters(it: argparse.ArgumentParser, sorts: tuple[str, ...], default: str) -> None:
     _add_instance(it)
-    it.add_argument("--id", type=_positive, metavar="N", help="of this connection")
+    it.add_argument("--id", type=positive, metavar="N", help="of this connection")
     it.add_argument("--client", metavar="GLOB", help="of clients that call themselves like this")
     it.add_argument("--ip", metavar="GLOB", help="of addresses like this: 10.0.*")
     it.add_argument("--connmgr", type=_index, metavar="N", help="of this connection manager")
@@ -102,13 +103,6 @@ def _interval(text: str) -> float:
     value = float(text)
     if not 0.1 <= value <= 3600:
         raise argparse.ArgumentTypeError("0.1 to 3600")
-    return value
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError("1 or more")
     return value
 
 

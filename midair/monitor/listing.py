@@ -10,9 +10,9 @@ from dataclasses import asdict
 from fnmatch import fnmatchcase
 from typing import Any
 
-from midair import config, names
+from midair import config, names, shown
 from midair.exits import Exit
-from midair.monitor import gather, shown
+from midair.monitor import gather
 from midair.up import status
 from native.stats import Conn
 

@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from midair import config, names
+from midair import config, names, shown
 from midair.config import Config
-from midair.monitor import gather, shown
+from midair.monitor import gather
 from midair.monitor.gather import Rates, Snapshot, Sources
 from midair.process import events
 from midair.process.runtime import Runtime

@@ -16,10 +16,9 @@ from datetime import datetime
 from types import FrameType
 from typing import Any
 
-from midair import config, names
+from midair import config, names, shown
 from midair.errors import NotRunningError
 from midair.exits import Exit
-from midair.monitor import shown
 from midair.monitor.gather import ConnRate, Rates, Snapshot, Sources
 from midair.process import events
 from midair.up import status

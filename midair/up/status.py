@@ -6,6 +6,7 @@ import json
 from datetime import datetime
 from typing import Any
 
+from midair import shown
 from midair.errors import MidairError, MissingError, NotRunningError
 from midair.exits import Exit
 from midair.process import events, runtime
@@ -60,14 +61,12 @@ def table(report: dict[str, Any]) -> str:
                 item["state"],
                 _text(item["version"]),
                 _text(item["generation"]),
-                _duration(item["uptime_s"]),
+                "-" if item["uptime_s"] is None else shown.duration(item["uptime_s"]),
                 str(item["restarts"]),
             )
         )
-    widths = [max(len(line[at]) for line in rows) for at in range(len(head))]
     lines = [f"instance {report['instance']}, listening on {', '.join(report['listen'])}"]
-    for line in rows:
-        lines.append("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)))
+    lines += shown.columns(rows, left=range(len(head)))
     if report.get("monitor"):
         lines.append(f"monitor: http://{report['monitor']}/")
     for it in report["events"]:
@@ -123,14 +122,3 @@ def _not_running(instance: str) -> NotRunningError:
 
 def _text(value: Any) -> str:
     return "-" if value is None else str(value)
-
-
-def _duration(seconds: float | None) -> str:
-    if seconds is None:
-        return "-"
-    whole = int(seconds)
-    if whole < 60:
-        return f"{seconds:.1f}s"
-    if whole < 3600:
-        return f"{whole // 60}m{whole % 60:02}s"
-    return f"{whole // 3600}h{whole % 3600 // 60:02}m"

@@ -19,13 +19,13 @@ from bench.table import (
     MET,
     MISSED,
     Row,
-    columns,
     is_met,
     make_rows,
     marks_table,
     others_table,
     placement_table,
 )
+from midair.shown import columns
 
 pytestmark = pytest.mark.slow
 
@@ -128,7 +128,7 @@ def test_a_side_without_figures_misses_its_marks() -> None:
 
 
 def test_columns_are_as_wide_as_their_widest_cell() -> None:
-    assert columns([["a", "b"], ["long", "1"]], left=(0,)) == "a     b\nlong  1"
+    assert columns([["a", "b"], ["long", "1"]], left=(0,)) == ["a     b", "long  1"]
 
 
 @pytest.mark.parametrize(

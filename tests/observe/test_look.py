@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 
-from midair.monitor import commands, gather, listing, shown
+from midair import shown
+from midair.monitor import commands, gather, listing
 from midair.process import events
 from midair.process.runtime import Runtime
 from native.stats import Conn

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from datetime import UTC, datetime
 
 
@@ -59,14 +59,18 @@ def go_duration(seconds: float) -> str:
     return "".join(parts) + f"{left}s"
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
-    """Lines of a table; the first `left` columns are texts, the others numbers."""
-    lines = [head, *rows]
-    widths = [max(len(line[at]) for line in lines) for at in range(len(head))]
+def columns(lines: Sequence[Sequence[str]], left: Container[int]) -> list[str]:
+    """Lines whose cells stand below each other: texts in the columns `left`, numbers elsewhere."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return [
         "  ".join(
-            cell.ljust(width) if at < left else cell.rjust(width)
+            cell.ljust(width) if at in left else cell.rjust(width)
             for at, (cell, width) in enumerate(zip(line, widths, strict=True))
         ).rstrip()
         for line in lines
     ]
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
+    """Lines of a table; the first `left` columns are texts, the others numbers."""
+    return columns([head, *rows], range(left))
