@@ -24,8 +24,8 @@ from bench.instructions_load import BODY
 from bench.rig import Rig
 from midair.process import ipc
 from native import ffi, lib
-from native.codec_nats import Limits
 from native.index import SubjectIndex, sub_id
+from native.protocol import Limits
 
 FRAME = b"PUB load.one 128\r\n" + BODY + b"\r\n"
 DELIVERY = b"MSG load.one 1 128\r\n" + BODY + b"\r\n"
@@ -38,14 +38,14 @@ Benchmark = Any  # pytest-benchmark has no types
 
 def test_parse_a_read_of_pubs(benchmark: Benchmark) -> None:
     data = ffi.new("uint8_t[]", FRAME * COUNT)
-    limits = ffi.new("struct nats_limits *", tuple(Limits()))
-    frame = ffi.new("struct nats_frame *")
+    limits = ffi.new("struct frame_limits *", tuple(Limits()))
+    frame = ffi.new("struct frame *")
     length = len(FRAME) * COUNT
 
     def parse() -> int:
         at = found = 0
         while at < length:
-            assert lib.nats_parse(data + at, length - at, limits, frame) == 1
+            assert lib.protocol_parse(0, data + at, length - at, limits, frame) == 1
             at += frame.bytes
             found += 1
         return found

@@ -17,7 +17,7 @@ import time
 from types import TracebackType
 from typing import Self
 
-from connmgr import connect
+from connmgr.protocols import nats
 from midair import names
 from midair.config import MIB, Config
 from midair.process import ipc
@@ -34,7 +34,6 @@ CONFIG = (
     .with_("connmgr", count=1, subscriptions=4096, arena_bytes=64 * MIB, output_bytes=64 * MIB)
     .with_("router", subjects=4096)
 )
-INFO = {"server_id": "rig", "version": "0", "max_payload": CONFIG.limits.max_payload}
 CONNECT = b'CONNECT {"verbose":false,"pedantic":false,"headers":true}\r\n'
 
 
@@ -76,7 +75,6 @@ class Rig:
             CONFIG.router.subjects,
             0,
             False,
-            INFO,
             refs=[refs],
             orders=[orders],
         )
@@ -136,7 +134,7 @@ class Rig:
         events = self.connmgr.turn(0)
         for event in events:  # an answer may bring more of them
             if event.type == native.CONNECT:
-                client = connect.parse(event.data, event.code)
+                client = nats.connect(event.data, event.code)
                 events += self.connmgr.connected(event.slot, event.uid, client.options, client.name)
             elif event.type == native.CLOSED and event.uid not in self._left:
                 raise RigError(f"a client was refused: {event}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import time
 
-from connmgr import connect
+from connmgr import protocols
 from connmgr.arrivals import Arrivals
 from connmgr.sockets import Sockets
 from midair import names
@@ -18,9 +18,11 @@ from midair.exits import Exit
 from midair.keeper.client import KeeperClient
 from midair.process import events, role
 from midair.process.program import Program
+from midair.version import __version__
 from native import connmgr as native
 from native import migrate
 from native.conntable import ConnTable
+from native.protocol import NAMES
 from native.stats import Own
 from native.trace import open_ring, view_control
 
@@ -49,6 +51,8 @@ class Connmgr(role.Role):
         program.pin()
         self.memory = migrate.for_connmgr(program.instance, self.index, self.config.connmgrs)
         self.queues = [program.open_queue(noun, self.index).fd for noun in names.QUEUES]
+        self.protocols = ["nats"] * len(self.config.server.listen)  # of each listener
+        self.spoken = {name: protocols.find(name) for name in NAMES}
         self.tell_slow_after = 0.0
         self.handlers = {
             native.FD: self.on_fd,
@@ -61,6 +65,13 @@ class Connmgr(role.Role):
         """Maps the segments and reads their heads; nothing in them changes before recover()."""
         config, instance = self.config, self.program.instance
         limits = config.limits
+        server = protocols.Server(
+            instance,
+            config.server.name,
+            __version__,
+            config.server.listen[0].address,
+            limits.max_payload,
+        )
         self.table = ConnTable.open(instance, limits.max_connections, create=create)
         journal = native.open_journal(
             instance,
@@ -90,6 +101,8 @@ class Connmgr(role.Role):
             max_bytes_s=limits.max_bytes_per_s,
             rate_closes=limits.rate_action == "close",
             slow=[native.SLOW.index(policy) for policy in config.slow_consumers],
+            protocol=[NAMES.index(name) for name in self.protocols],
+            greeting=[self.spoken[name].greeting(server) for name in self.protocols],
         )
         # Whoever comes first makes an arena: what is written into it then is the same.
         chunks = native.arena_chunks(config.connmgr.arena_bytes)
@@ -162,10 +175,15 @@ class Connmgr(role.Role):
         else:
             self.arrivals.receive(event.code, self.sockets.adopt, self.log)
 
+    def protocol_of(self, slot: int) -> protocols.Protocol:
+        """What the client in that slot speaks."""
+        listener = self.table.slot(slot).listener
+        return self.spoken[self.protocols[listener] if listener < len(self.protocols) else NAMES[0]]
+
     def on_connect(self, event: native.Event) -> None:
         try:
-            client = connect.parse(event.data, event.code)
-        except connect.RefusedError as refused:
+            client = self.protocol_of(event.slot).connect(event.data, event.code)
+        except protocols.RefusedError as refused:
             self.engine.end(event.slot, event.uid, native.PROTOCOL, str(refused))
             return
         self.log.debug("client %d: %r", event.uid, client)

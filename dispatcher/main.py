@@ -24,9 +24,10 @@ from midair.exits import Exit
 from midair.keeper.client import KeeperClient
 from midair.process import crash, role
 from midair.process.program import Program
-from native import migrate
+from native import migrate, protocol
 from native.conntable import ConnTable
 from native.guard import Guard
+from native.protocol import Refusal
 from native.stats import Own
 
 ACCEPTS_MAX = 64  # from one listener in one turn, so that no listener starves another
@@ -41,8 +42,6 @@ RECOVER_S = 5.0
 # pacing; of a socket that begun with bbr the kernel goes on to pace, at a rate nobody reaches.
 UNPACED = b"reno"
 LOCAL = ("127.", "::1", "::ffff:127.")
-
-REFUSAL = b"-ERR 'maximum connections exceeded'\r\n"
 
 
 class Dispatcher(role.Role):
@@ -197,7 +196,7 @@ class Dispatcher(role.Role):
     def _refuse(self, sock: socket.socket) -> None:
         self.refused += 1
         with contextlib.suppress(OSError):
-            sock.send(REFUSAL)
+            sock.send(protocol.error(Refusal.CONNECTIONS))
             # Unread input would turn the close into a reset, which takes the refusal with it.
             sock.shutdown(socket.SHUT_WR)
             sock.recv(4096)

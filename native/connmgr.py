@@ -44,6 +44,10 @@ REASONS = (
 )
 assert len(REASONS) == lib.CLOSE_REASONS
 PROTOCOL: int = lib.CLOSE_PROTOCOL
+GREETING_MAX: int = lib.CONNMGR_GREETING_MAX  # bytes, with the one that ends it
+# In a greeting: what is filled in for each client.
+CLIENT_ID = bytes([lib.GREETING_CLIENT_ID])
+CLIENT_IP = bytes([lib.GREETING_CLIENT_IP])
 NAME_MAX: int = lib.JOURNAL_NAME_MAX  # bytes of a name, with the one that ends it
 
 SLOW_REASONS = (lib.CLOSE_SLOW_BYTES, lib.CLOSE_SLOW_DEADLINE, lib.CLOSE_SLOW_ROOM)
@@ -174,7 +178,7 @@ class Connmgr:
         check(lib.connmgr_adopt(self._cm, slot, uid, fd), f"connection {uid}")
 
     def connected(self, slot: int, uid: int, options: int, name: str) -> list[Event]:
-        """CONNECT was accepted; goes on with what the client sent after it.
+        """What it says about itself was accepted; goes on with what the client sent after it.
 
         `name`: what it asks to be addressed by, or empty.
         """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from midair import names
@@ -10,7 +9,6 @@ from native import ffi, lib
 from native.segment import Kind, check, open_segment
 
 KIND = Kind(lib.SEGMENT_ROUTING, lib.ROUTING_LAYOUT, lib.routing_fingerprint(), "struct routing *")
-INFO_MAX: int = lib.ROUTER_INFO_MAX
 
 
 def open_routing(
@@ -50,7 +48,6 @@ class Router:
         subjects: int,
         spin_ns: int,
         spin_adaptive: bool,
-        info: dict[str, Any],
         refs: list[int],
         orders: list[int],
         generation: int = 1,
@@ -61,12 +58,6 @@ class Router:
         conf.spin_ns = spin_ns
         conf.spin_adaptive = spin_adaptive
         conf.generation = generation
-        head = b"INFO " + json.dumps(info, separators=(",", ":")).encode()[:-1] + b',"client_id":'
-        if len(head) >= INFO_MAX:
-            raise ValueError(f"INFO of {len(head)} bytes, at most {INFO_MAX - 1} fit")
-        conf.info_head = head
-        conf.info_middle = b',"client_ip":"'
-        conf.info_tail = b'"} \r\n'
         found = ffi.new("struct router **")
         check(lib.router_open(conf, routing, refs, orders, found), "opening the router")
         self._rt = found[0]

@@ -35,8 +35,8 @@ def _labels(enum: str, prefix: str) -> dict[int, str]:
 # Why connections ended and frames were refused: the names of the enums, in lower case.
 _reasons = _labels("enum close_reason", "CLOSE_")
 CLOSE_REASONS = ("", *(_reasons[at] for at in range(1, lib.CLOSE_REASONS)))
-_errors = _labels("enum nats_error", "NATS_E_")
-REFUSALS = tuple(_errors.get(at, "") for at in range(lib.NATS_ERRORS))
+_refusals = _labels("enum refusal", "REFUSED_")
+REFUSALS = tuple(_refusals.get(at, "") for at in range(lib.REFUSALS))
 
 
 @dataclass(frozen=True)

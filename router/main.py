@@ -1,39 +1,18 @@
 """midair-router: knows who subscribed to what, and says who gets each message.
 
-C does the routing (native/router.c); this decides what clients are told about the server,
-and keeps the process in its role.
+C does the routing (native/router.c); this keeps the process in its role.
 """
 
 from __future__ import annotations
 
 import sys
-from typing import Any
 
 from midair import names
 from midair.process import role
 from midair.process.program import Program
-from midair.version import __version__
 from native import migrate
 from native import router as native
 from native.stats import Own
-
-PROTO = 1  # the server may send INFO again
-
-
-def info(program: Program) -> dict[str, Any]:
-    """INFO, without what differs from client to client."""
-    config = program.config
-    host, _, port = config.server.listen[0].address.rpartition(":")
-    return {
-        "server_id": f"MIDAIR-{program.instance}",
-        "server_name": config.server.name,
-        "version": __version__,
-        "proto": PROTO,
-        "host": host.strip("[]"),
-        "port": int(port),
-        "headers": True,
-        "max_payload": config.limits.max_payload,
-    }
 
 
 class Router(role.Role):
@@ -67,7 +46,6 @@ class Router(role.Role):
             config.router.subjects,
             config.latency.spin_ns,
             config.latency.spin_adaptive,
-            info(program),
             self._queues[names.REFS],
             self._queues[names.ORDERS],
             program.generation,

@@ -51,7 +51,9 @@ def test_limits_and_statuses_are_those_of_the_sources() -> None:
         found = re.search(rf"#define {name} (\d+)u", sources)
         assert found, name
         assert f" {found[1]} |" in page, name
-    for status in re.findall(r"\[STATUS_\w+\] = \"([^\"]+)\"", sources):
-        assert f"| `{status}` |" in page, status
+    statuses = re.findall(r"\[STATUS_\w+\] = \{(\d+), \"([^\"]+)\"\}", sources)
+    assert len(statuses) >= 10
+    for code, text in statuses:
+        assert f"| `{code} {text}` |" in page, text
     for value in re.findall(r"\{\"([a-z-]+)\", MODE_\w+\}", sources):
         assert f"`Midair-Mode: {value}`" in page, value

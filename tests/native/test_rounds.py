@@ -50,7 +50,6 @@ class Two:
             1024,
             0,
             False,
-            {},
             refs=[self.slow.queue.fd, self.fast.queue.fd],
             orders=[queue.fd for queue in self.orders],
         )

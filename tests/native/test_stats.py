@@ -126,5 +126,5 @@ def test_covers(pattern: str, subject: str, wanted: bool) -> None:
 def test_every_reason_and_error_has_a_name() -> None:
     assert len(stats.CLOSE_REASONS) == len(set(stats.CLOSE_REASONS)) == lib.CLOSE_REASONS
     assert all(stats.CLOSE_REASONS[1:])
-    assert len(stats.REFUSALS) == lib.NATS_ERRORS
+    assert len(stats.REFUSALS) == lib.REFUSALS
     assert all(stats.REFUSALS[1:])

@@ -1,6 +1,6 @@
 """The NATS client protocol, client to server, as an executable specification.
 
-Plain Python with the contract of `nats_parse()` in native/codec_nats.h, written for reading:
+Plain Python with the contract of `nats_parse()` in native/src/protocol/nats/, written for reading:
 a frame is cut at its line end, its arguments are split, then counted and checked. The tests
 hold the C parser to it.
 """
@@ -22,6 +22,7 @@ OPERATIONS = {
     b"+OK": (8, False),
     b"INFO": (9, False),
 }
+VERBS = {number: name.decode().strip("+") for name, (number, _) in OPERATIONS.items()}
 UNKNOWN_OP, PARSER, CONTROL_LINE, PAYLOAD, SUBJECT, SID, HEADERS, PUB_SUBJECT = range(-1, -9, -1)
 TEXTS = {
     UNKNOWN_OP: "Unknown Protocol Operation",

@@ -19,11 +19,28 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from native import codec_nats
+from native import lib, protocol
 from tests.wire import reference
 
 VECTORS = Path(__file__).parent / "vectors" / "nats"
+NATS = protocol.NAMES.index("nats")
+# What each verb of NATS is to the rest of Midair.
+OPS = {
+    "PUB": protocol.Op.MESSAGE,
+    "HPUB": protocol.Op.MESSAGE,
+    "SUB": protocol.Op.SUBSCRIBE,
+    "UNSUB": protocol.Op.UNSUBSCRIBE,
+    "PING": protocol.Op.PING,
+    "PONG": protocol.Op.NOTHING,
+    "CONNECT": protocol.Op.CONNECT,
+    "OK": protocol.Op.NOTHING,
+    "INFO": protocol.Op.NOTHING,
+}
 NAMES = sorted(str(p.relative_to(VECTORS).with_suffix("")) for p in VECTORS.glob("*/*.nats"))
+
+
+def verb_of(frame: Any) -> str:
+    return reference.VERBS[frame.op]
 
 
 def parse_c(data: bytes, limits: Any) -> tuple[int, Any]:
@@ -31,20 +48,24 @@ def parse_c(data: bytes, limits: Any) -> tuple[int, Any]:
 
     Which way a frame went through the parser is not for the reference to know.
     """
-    status, frame = codec_nats.parse(data, codec_nats.Limits(*limits))
-    if frame is None or not frame.flags & codec_nats.FLAG_USUAL:
+    status, given = protocol.parse(data, protocol.Limits(*limits), NATS)
+    if given is None:
+        return status, None
+    assert given.op == OPS[reference.VERBS[given.verb]]
+    frame = reference.Frame(
+        op=given.verb, **{name: getattr(given, name) for name in reference.Frame._fields[1:]}
+    )
+    if not frame.flags & protocol.FLAG_USUAL:
         return status, frame
     reply = data[frame.reply : frame.reply + frame.reply_len]
-    sizes = (
-        [frame.header_len, frame.total_len] if frame.op == codec_nats.Op.HPUB else [frame.total_len]
-    )
+    sizes = [frame.header_len, frame.total_len] if verb_of(frame) == "HPUB" else [frame.total_len]
     line = data[frame.subject + frame.subject_len : frame.body]
     assert line[:1] == b" "
     assert line[-2:] == b"\r\n"
     words = line[1:-2].split(b" ")
     assert words[: len(words) - len(sizes)] == ([reply] if reply else [])
     assert [int(word) for word in words[len(words) - len(sizes) :]] == sizes
-    return status, frame._replace(flags=frame.flags & ~codec_nats.FLAG_USUAL)
+    return status, frame._replace(flags=frame.flags & ~protocol.FLAG_USUAL)
 
 
 PARSERS: dict[str, Callable[[bytes, Any], tuple[int, Any]]] = {
@@ -65,7 +86,7 @@ def described(data: bytes, frame: Any) -> dict[str, Any]:
         assert at + length <= len(data)
         return data[at : at + length].decode("latin-1")
 
-    op = codec_nats.Op(frame.op).name
+    op = verb_of(frame)
     out: dict[str, Any] = {"op": op}
     if op in ("PUB", "HPUB", "SUB"):
         out["subject"] = text(frame.subject, frame.subject_len)
@@ -138,7 +159,7 @@ def test_there_are_vectors_of_both_kinds() -> None:
 def test_vector(name: str, parser: str) -> None:
     data, expected = load(name)
     limits = reference.Limits(**expected["limits"])
-    error = codec_nats.Error[expected["error"]] if "error" in expected else 0
+    error = -protocol.Refusal[expected["error"]] if "error" in expected else 0
     known = expected.get("known_after_bytes", len(data))
 
     assert replay(parser, data, limits, []) == (expected["frames"], error, len(data))
@@ -167,9 +188,9 @@ def test_both_parsers_agree_on_every_prefix_of_every_frame(name: str) -> None:
 
 
 def test_error_texts_are_those_of_the_reference() -> None:
-    for error in codec_nats.Error:
-        assert codec_nats.error_text(error) == reference.TEXTS[error]
-    assert {int(e) for e in codec_nats.Error} == set(reference.TEXTS)
+    for error, text in reference.TEXTS.items():
+        assert protocol.text(-error, NATS) == text
+    assert set(reference.TEXTS) == {-n for n in range(1, lib.REFUSALS)}
 
 
 def test_lines_longer_than_lengths_can_say_are_refused_whatever_the_limit() -> None:
@@ -269,7 +290,7 @@ def test_parsers_agree_on_anything(
 )
 def test_subject_rules_agree(subject: bytes, wildcards: bool) -> None:
     valid = reference.subject_valid(subject, wildcards)
-    assert codec_nats.subject_valid(subject, wildcards) == valid
+    assert protocol.subject_valid(subject, wildcards) == valid
 
 
 @pytest.mark.parametrize(
@@ -295,5 +316,5 @@ def test_subject_rules_agree(subject: bytes, wildcards: bool) -> None:
     ],
 )
 def test_subject_rules(subject: bytes, literal: bool, pattern: bool) -> None:
-    assert codec_nats.subject_valid(subject, wildcards=False) is literal
-    assert codec_nats.subject_valid(subject, wildcards=True) is pattern
+    assert protocol.subject_valid(subject, wildcards=False) is literal
+    assert protocol.subject_valid(subject, wildcards=True) is pattern

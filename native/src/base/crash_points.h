@@ -49,7 +49,7 @@ CRASH_POINT(SLOW_CROWDED, "slow.crowded", "connmgr")               /* mark of a 
 /* connmgr.c, subtable.c: connections and subscriptions */
 CRASH_POINT(ADOPT_RECORDED, "adopt.recorded", "connmgr")   /* in the journal, table says ASSIGNED */
 CRASH_POINT(ADOPT_ACTIVE, "adopt.active", "connmgr")       /* table says ACTIVE, router not asked */
-CRASH_POINT(CONNECT_TAKEN, "connect.taken", "connmgr")     /* CONNECT committed, router not told */
+CRASH_POINT(CONNECT_TAKEN, "connect.taken", "connmgr")     /* what a client says of itself committed, router not told */
 CRASH_POINT(FAIL_COMMITTED, "fail.committed", "connmgr")   /* error in the output, not written */
 CRASH_POINT(END_SHUTDOWN, "end.shutdown", "connmgr")       /* socket shut down, nothing recorded */
 CRASH_POINT(END_COMMITTED, "end.committed", "connmgr")     /* CLOSING, router not told */
@@ -64,7 +64,7 @@ CRASH_POINT(ROUTE_STEP, "route.step", "router")                /* orders appende
 CRASH_POINT(ROUTE_COMMITTED, "route.committed", "router")      /* committed, not sent */
 CRASH_POINT(ROUTE_PART, "route.part", "router")                /* part of a run routed, not committed */
 CRASH_POINT(ROUTE_PIECE, "route.piece", "router")              /* a piece of a very long list committed */
-CRASH_POINT(SESSION_OPENED, "session.opened", "router")        /* session stored, INFO not appended */
+CRASH_POINT(SESSION_OPENED, "session.opened", "router")        /* session stored, not answered */
 CRASH_POINT(SESSION_CLOSED, "session.closed", "router")        /* session gone, not confirmed */
 CRASH_POINT(SUBSCRIBE_STORED, "routing.subscribe", "router")   /* subscription stored, step not committed */
 CRASH_POINT(UNSUBSCRIBE_STORED, "routing.unsubscribe", "router") /* taken out, step not committed */

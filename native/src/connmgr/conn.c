@@ -13,8 +13,6 @@
 #include <sysexits.h>
 #include <unistd.h>
 
-#define CONN_TEXT_MAX 1024u /* bytes of last words */
-
 void connmgr_ask(struct connmgr *cm, struct conn *c, uint8_t what)
 {
     if (!c->asked) {
@@ -112,9 +110,9 @@ int connmgr_adopt(struct connmgr *cm, uint32_t slot, uint64_t uid, int fd)
     conn_reset(c, slot);
     c->fd = fd;
     c->uid = uid;
-    c->options = CONN_VERBOSE | CONN_PEDANTIC;
+    connmgr_set_listener(cm, c);
+    c->options = c->protocol->options;
     c->heard_ns = connmgr_clock_ns();
-    c->slow = cm->conf.slow[cm->table->slots[slot].listener % CONNMGR_LISTENERS_MAX];
     memset(r, 0, sizeof(*r)); /* the slot is nobody's until uid is stored */
     r->in_base = in;
     r->out_base = out;
@@ -133,30 +131,28 @@ int connmgr_adopt(struct connmgr *cm, uint32_t slot, uint64_t uid, int fd)
 
 /* ---- the end ---- */
 
-/* What a client is told when its connection ends; NULL: nothing, and its socket is shut at once. One that is
- * told something lingers: it gets what waits for it, then this, then the end. */
-static const struct { const char *text; } reasons[CLOSE_REASONS] = {
-    [CLOSE_PROTOCOL] = {"Parser Error"}, /* if neither conn.error nor Python has more to say */
-    [CLOSE_STALE] = {"Stale Connection"},
-    [CLOSE_SLOW_BYTES] = {"Slow Consumer"},
-    [CLOSE_SLOW_DEADLINE] = {"Slow Consumer"},
-    [CLOSE_SUBSCRIPTIONS] = {"maximum subscriptions exceeded"},
-    [CLOSE_RATE] = {"maximum rate exceeded"},
-    [CLOSE_NAME_TAKEN] = {"Client Name Taken"},
+/* What a client is told when its connection ends (enum refusal); 0: nothing, and its socket is shut at
+ * once. One that is told something lingers: it gets what waits for it, then this, then the end. */
+static const uint8_t told_as[CLOSE_REASONS] = {
+    [CLOSE_PROTOCOL] = REFUSED_PARSER, /* if neither conn.error nor Python has more to say */
+    [CLOSE_STALE] = REFUSED_STALE,
+    [CLOSE_SLOW_BYTES] = REFUSED_SLOW,
+    [CLOSE_SLOW_DEADLINE] = REFUSED_SLOW,
+    [CLOSE_SUBSCRIPTIONS] = REFUSED_SUBSCRIPTIONS,
+    [CLOSE_RATE] = REFUSED_RATE,
+    [CLOSE_NAME_TAKEN] = REFUSED_NAME,
 };
 
-static int is_told(const struct conn *c) { return reasons[c->reason].text && c->served; }
+static int is_told(const struct conn *c) { return told_as[c->reason] && c->served; }
 
 /* Appends the last words. `text`: those that Python has chosen, or NULL. */
 static void tell(struct connmgr *cm, struct conn *c, const char *text, uint32_t len)
 {
     if (!text) {
-        text = c->error ? nats_error_text(c->error) : reasons[c->reason].text;
+        text = c->protocol->text(c->error ? -c->error : told_as[c->reason]);
         len = (uint32_t)strlen(text);
     }
-    output_append(cm, c, "-ERR '", 6);
-    output_append(cm, c, text, len);
-    output_append(cm, c, "'\r\n", 3);
+    reply_text(cm, c, REPLY_ERROR, text, len);
     conn_set_phase(cm, c, PHASE_LINGER);
 }
 
@@ -257,7 +253,7 @@ int connmgr_end(struct connmgr *cm, uint32_t slot, uint64_t uid, int reason, con
     struct conn *c = &cm->conns[slot];
 
     if (slot >= cm->journal->conns_high || c->uid != uid || c->reason || reason <= CLOSE_NONE ||
-        reason >= CLOSE_REASONS || len > CONN_TEXT_MAX)
+        reason >= CLOSE_REASONS || len > CONNMGR_TEXT_MAX)
         return -ENOENT;
     end_with(cm, c, (enum close_reason)reason, len ? text : NULL, len);
     return 0;
@@ -320,34 +316,34 @@ int connmgr_connected(struct connmgr *cm, uint32_t slot, uint64_t uid, uint32_t 
                       const char *name, uint32_t name_len)
 {
     struct conn *c = &cm->conns[slot];
-    struct nats_limits limits = {cm->conf.max_control_line, cm->conf.max_payload, 0, 0};
-    struct nats_frame f;
+    struct frame_limits limits = frames_limits(cm, c);
+    struct frame f[2];
+    int status;
 
     if (slot >= cm->journal->conns_high || c->uid != uid || !(c->unread & UNREAD_DECISION))
         return -ENOENT;
     if (name_len >= JOURNAL_NAME_MAX)
         return -EINVAL;
-    if (nats_parse(arena_data(cm->pool.arena, c->chunk) + c->at, c->len, &limits, &f) != 1 ||
-        f.op != NATS_CONNECT)
+    if (c->protocol->parse(input_bytes(cm, c), c->len, &limits, f, 1, &status) != 1 || f->op != FRAME_CONNECT)
         return -EBADMSG;
     c->options = options | CONN_CONNECTED;
     c->has_flow = 0; /* decided for a sender with other options, perhaps (F2) */
     flow_never(c);
     memset(cm->recs[slot].name, 0, JOURNAL_NAME_MAX);
     memcpy(cm->recs[slot].name, name, name_len);
-    c->at += (uint32_t)f.bytes;
-    c->len -= (uint32_t)f.bytes;
-    c->in_pos += f.bytes;
+    c->at += (uint32_t)f->bytes;
+    c->len -= (uint32_t)f->bytes;
+    c->in_pos += f->bytes;
     if (c->phase == PHASE_GREETED)
         conn_set_phase(cm, c, PHASE_OPEN);
     else
         conn_put_phase(cm, c);
     if (options & CONN_VERBOSE)
-        output_append(cm, c, "+OK\r\n", 5);
+        reply_say(cm, c, REPLY_OK);
     input_commit(cm, c);
     CRASH(CONNECT_TAKEN);
     connmgr_ask(cm, c, ASK_READY);
-    if (name_len) /* whether it may be called that is known before the answer to its first PING */
+    if (name_len) /* whether it may be called that is known before its first FRAME_PING is answered */
         refer_due(cm);
     unread_clear(cm, c, UNREAD_DECISION);
     if (c->len)

@@ -40,8 +40,8 @@ API enum close_reason {
 /* Why a connection is not read now: bits of conn.unread. */
 enum unread {
     UNREAD_PHASE = 1,     /* it was not greeted yet, or it is ending */
-    UNREAD_DECISION = 2,  /* Python has to decide about its CONNECT */
-    UNREAD_ANSWER = 4,    /* a PONG is on its way, and a verbose client's next +OK comes after it */
+    UNREAD_DECISION = 2,  /* Python has to decide about its FRAME_CONNECT */
+    UNREAD_ANSWER = 4,    /* that to its FRAME_PING: a verbose client's next confirmation comes after it */
     UNREAD_ROOM = 8,      /* no room for what it says: it waits in a list (stalled.c) */
     UNREAD_RATE = 16,     /* it sent more than it may (unread.c) */
     UNREAD_CONSUMER = 32, /* it publishes to a consumer that has too much waiting (unread.c, slow.c) */

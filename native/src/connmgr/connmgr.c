@@ -431,7 +431,7 @@ void connmgr_tick(struct connmgr *cm)
                 conn_end(cm, c, CLOSE_STALE);
             } else {
                 c->pings++;
-                output_append(cm, c, "PING\r\n", 6);
+                reply_say(cm, c, REPLY_PING);
                 output_put(cm);
                 redo_commit(&cm->redo);
             }

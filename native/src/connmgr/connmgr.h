@@ -14,6 +14,7 @@
  *   slow.c        consumers that do not read
  *   frames.c      frames to references
  *   refer.c       the references themselves, and when they leave
+ *   replies.c     what a client is told, in the words of its protocol
  *   output.c      segments and blocks of pending output, writing
  *   orders.c      a batch of orders: one step, and relinquishing
  *   deliver.c     messages to the output of those who get them
@@ -29,7 +30,7 @@
 #include "base/api.h"
 #include "base/trace_if.h"
 #include "shm/arena.h"
-#include "protocol/nats/codec_nats.h"
+#include "protocol/protocol.h"
 #include "shm/conntable.h"
 #include "connmgr/conn.h"
 #include "connmgr/journal.h"
@@ -60,6 +61,7 @@
 #define CONNMGR_CHUNKS_FEW 64u        /* free chunks below which they are filled to the end */
 #define CONNMGR_CHUNKS_COMPACT 4u     /* of those, kept for moving unfinished frames together */
 #define MODES_HEADER_MAX 4096u        /* bytes of a header block that are searched for a mode */
+#define MODES_NO_RESPONDERS 503u      /* the status of it, see modes_out.c */
 #define FLOW_SUBS_MAX 16u
 #define FLOW_SUBJECT_MAX 128u
 #define FLOW_NEVER UINT64_MAX
@@ -67,7 +69,7 @@
 
 API enum connmgr_event_type {
     EVENT_FD = 1,      /* a descriptor given to connmgr_watch is readable: code = its tag */
-    EVENT_CONNECT = 2, /* CONNECT arrived: data = JSON, code = options so far; answer with
+    EVENT_CONNECT = 2, /* FRAME_CONNECT arrived: data = its args, code = options so far; answer with
                         * connmgr_connected, or connmgr_end */
     EVENT_CLOSED = 3,  /* the socket is gone: code = enum close_reason */
     EVENT_ENDED = 4,   /* the router confirmed; the slot is free again */
@@ -92,6 +94,10 @@ enum slow_policy {
     SLOW_BACKPRESSURE = 2, /* who publishes to it is not read until it has caught up */
 };
 #define CONNMGR_LISTENERS_MAX 16u
+#define CONNMGR_TEXT_MAX 1024u     /* bytes of what a client is told when it is refused */
+#define CONNMGR_GREETING_MAX 1024u /* bytes of a greeting, with the 0 that ends it */
+#define GREETING_CLIENT_ID 1       /* in a greeting: here goes the number of the client, */
+#define GREETING_CLIENT_IP 2       /* and here its address; each once */
 
 API struct connmgr_conf {
     uint32_t index, connmgrs;
@@ -106,6 +112,8 @@ API struct connmgr_conf {
     uint64_t max_messages_s, max_bytes_s; /* from one connection, each second; 0: none */
     uint32_t rate_closes;                 /* 1: who sends more is closed; 0: read later */
     uint8_t slow[CONNMGR_LISTENERS_MAX];  /* enum slow_policy of each listener */
+    uint8_t protocol[CONNMGR_LISTENERS_MAX]; /* that is spoken there: a number of registry.c */
+    char greeting[CONNMGR_LISTENERS_MAX][CONNMGR_GREETING_MAX]; /* said first, or empty */
 };
 
 API struct connmgr_stats { /* only grow */
@@ -117,7 +125,7 @@ API struct connmgr_stats { /* only grow */
     uint64_t dropped;    /* messages left out by SLOW_DROP */
     uint64_t repeated;   /* messages delivered as the router had decided before (flow.c) */
     uint64_t closed[CLOSE_REASONS];
-    uint64_t refused[NATS_ERRORS]; /* frames answered with -ERR, by -enum nats_error */
+    uint64_t refused[REFUSALS]; /* frames that were refused, by enum refusal */
     /* what a start found of its predecessor's work, and repaired */
     uint64_t found_words;   /* of a committed step that was not finished */
     uint64_t found_input;   /* bytes taken from sockets and not recorded as frames */
@@ -131,6 +139,7 @@ struct conn {
     uint64_t uid;
     uint32_t phase;       /* enum conn_phase */
     uint32_t options;     /* enum conn_option */
+    const struct protocol *protocol; /* of its listener */
     /* input: see J2 */
     uint32_t chunk;       /* CONNMGR_NONE: nothing buffered */
     uint32_t at, len;
@@ -146,10 +155,11 @@ struct conn {
     uint8_t dirty;        /* has uncommitted output */
     uint8_t flush;        /* is in the list of connections to write */
     uint8_t slow;         /* enum slow_policy of its listener */
+    uint8_t speaks;       /* the number of its protocol */
     uint8_t crowded;      /* publishers are told to wait for it */
     uint8_t served;       /* its phase is one in which it may speak, and is spoken to */
     uint8_t reason;       /* enum close_reason: it ends, or lingers */
-    int16_t error;        /* CLOSE_PROTOCOL: enum nats_error, 0: it is told something else */
+    int16_t error;        /* CLOSE_PROTOCOL: -enum refusal, 0: it is told something else */
     uint8_t asked;        /* enum ask: references that are due */
     uint8_t confirmed;    /* lingering, and the router has ended the session */
     uint8_t discarding;   /* our side is shut down, reading to the end */
@@ -282,7 +292,6 @@ struct connmgr {
 
     uint32_t dirty_first, flush_first, ending_first, asked_first, asked_last;
     uint64_t made;       /* bytes for clients since the start */
-    struct ref_message *repeatable; /* of the frame being parsed, if such as follow may join it */
     struct let_go *let_go;
     uint32_t let_go_count;
     uint8_t *scratch;
@@ -340,6 +349,15 @@ struct connmgr_event *connmgr_event(struct connmgr *cm, uint32_t type, const str
 uint64_t connmgr_clock_ns(void);
 int connmgr_epoll(int epoll, int fd, uint32_t events, uint32_t tag); /* adds or changes */
 void connmgr_ask(struct connmgr *cm, struct conn *c, uint8_t what);
+/* What its listener says about it. */
+static inline void connmgr_set_listener(const struct connmgr *cm, struct conn *c)
+{
+    uint32_t listener = cm->table->slots[c->slot].listener % CONNMGR_LISTENERS_MAX;
+
+    c->slow = cm->conf.slow[listener];
+    c->speaks = cm->conf.protocol[listener];
+    c->protocol = protocols[c->speaks];
+}
 
 void input_read(struct connmgr *cm, struct conn *c);
 void input_receive(struct connmgr *cm, struct conn *c); /* the same, after input_place */
@@ -360,8 +378,13 @@ uint8_t *input_bytes(struct connmgr *cm, const struct conn *c);
 int frames_parse(struct connmgr *cm, struct conn *c);
 int frames_parse_chain(struct connmgr *cm, struct conn *c);
 void frames_refuse(struct connmgr *cm, struct conn *c, int error);
-struct nats_limits frames_limits(const struct connmgr *cm, const struct conn *c);
+struct frame_limits frames_limits(const struct connmgr *cm, const struct conn *c);
 int input_recover(struct connmgr *cm, struct conn *c, uint64_t taken);
+
+void reply_say(struct connmgr *cm, struct conn *c, enum reply reply);
+void reply_text(struct connmgr *cm, struct conn *c, enum reply reply, const char *text, uint32_t len);
+void reply_refuse(struct connmgr *cm, struct conn *c, int refusal); /* tells it why, and counts it */
+void reply_greet(struct connmgr *cm, struct conn *c);
 
 void output_mark(struct connmgr *cm, struct conn *c); /* its record changes with this step */
 uint8_t *output_reserve(struct connmgr *cm, struct conn *c, uint32_t bytes);
@@ -411,12 +434,25 @@ struct conn *deliver_recipient(struct connmgr *cm, uint32_t sub, uint32_t stamp,
 /* Delivers the message of an order with another subject or reply than it was published with. */
 void deliver_as(struct connmgr *cm, const struct order_mode *o, uint32_t stamp);
 void deliver_no_responders(struct connmgr *cm, const struct order_no_responders *o, uint32_t stamp);
+struct own { /* a message that no client published */
+    struct message head; /* subject and reply */
+    const uint8_t *body;
+    uint32_t body_len;
+    uint32_t code, field_count; /* code 0: no status */
+    const char *text;
+    const struct field *fields;
+    const uint8_t *raw; /* a header block as a router of the release before wrote it, */
+    uint32_t raw_len;   /* at most OWN_HEADERS_MAX bytes; 0: none */
+};
+#define OWN_HEADERS_MAX 1024u
+void deliver_own(struct connmgr *cm, uint32_t sub, const struct own *own, uint32_t stamp);
 
 /* 1: the message is of a mode, or to a subject of ours. `headers`: bytes of them to look at. */
-int modes_recognise(const uint8_t *p, const struct nats_frame *f, uint32_t headers, uint64_t now_ns,
-                    struct ref_mode *ret_mode);
+int modes_recognise(const struct protocol *protocol, const uint8_t *p, const struct frame *f, uint32_t headers,
+                    uint64_t now_ns, struct ref_mode *ret_mode);
 void modes_deliver(struct connmgr *cm, const struct order_mode *o, uint32_t stamp);
 void modes_text(struct connmgr *cm, const struct order_text *o, uint32_t stamp);
+void modes_status(struct connmgr *cm, const struct order_text *o, uint32_t stamp);
 void modes_name_taken(struct connmgr *cm, const struct order_conn *o);
 
 uint32_t subtable_find(struct connmgr *cm, uint32_t conn, const uint8_t *sid, uint32_t len);

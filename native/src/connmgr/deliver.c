@@ -22,61 +22,25 @@
 #define SHARE_BLOCKS 8u /* of RUN_BYTES and a frame, each block half full at least */
 #define RUN_BYTES 32768u /* bytes after which a run ends: they stay in the cache while they are copied */
 
-struct delivery { /* one message */
-    uint64_t handle;
-    const struct arena_entry *entry;
-    const uint8_t *subject, *reply, *body;
-    int inline_body;
-};
-
-struct frame { /* a message whose frame is as the publisher wrote it, but for verb and sid */
-    uint64_t handle;
-    const uint8_t *subject;
-    uint32_t subject_len;
-    uint32_t tail_len; /* bytes after the subject; the sid goes in between */
-    uint16_t headers;  /* 0 or 1 */
-    uint16_t alike;    /* follows the one before it, and differs from it in its body only */
+/* One message for one recipient: where the parts of its frame are. Behind its head go bytes [0, kept) of
+ * what lies at `body`, then what was made for this recipient, then `rest` bytes from `skip` on. */
+struct delivery {
+    struct message head;
+    uint64_t handle; /* 0: nothing of it lies in the arena */
+    const uint8_t *body, *made;
+    uint32_t kept, made_len, skip, rest;
+    int copied; /* else a segment refers to what lies in the arena */
 };
 
 struct run {
     const struct order *first;
-    uint32_t count;   /* frames */
+    uint32_t count;   /* messages */
     uint32_t headers; /* how many have any */
     uint64_t bytes;   /* of all, without sids */
-    struct frame frames[RUN_ORDERS];
+    const struct protocol *protocol; /* whose frames they are, */
+    uint16_t speaks;  /* and the two bytes of arena_entry that say so */
+    struct usual frames[RUN_ORDERS];
 };
-
-/* What follows the sid: " [reply] [header_len] total\r\n". */
-static uint8_t *put_sizes(uint8_t *to, const struct delivery *d, int headers)
-{
-    const struct arena_entry *e = d->entry;
-
-    *to++ = ' ';
-    if (e->reply_len) {
-        to = put_text(to, d->reply, e->reply_len);
-        *to++ = ' ';
-    }
-    if (headers) {
-        to = put_number(to, e->header_len);
-        *to++ = ' ';
-        to = put_number(to, e->total_len);
-    } else {
-        to = put_number(to, e->total_len - e->header_len);
-    }
-    *to++ = '\r';
-    *to++ = '\n';
-    return to;
-}
-
-static uint8_t *put_verb(uint8_t *to, const struct delivery *d, int headers)
-{
-    if (headers)
-        *to++ = 'H';
-    memcpy(to, "MSG ", 4);
-    to = put_text(to + 4, d->subject, d->entry->subject_len);
-    *to++ = ' ';
-    return to;
-}
 
 /* `base` before `stamp` before `delivered`, as a crash in between must find them (subtable_recover). */
 static inline void count_deliveries(struct sub_rec *s, uint32_t count, uint32_t stamp)
@@ -119,113 +83,127 @@ struct conn *deliver_recipient(struct connmgr *cm, uint32_t sub, uint32_t stamp,
     return c->end - c->sent <= cm->conf.max_pending || slow_may_deliver(cm, c, handle) ? c : NULL;
 }
 
-/* One recipient, whatever the message and the client are like. */
-static void deliver_made(struct connmgr *cm, struct conn *c, const struct sub_rec *s, const struct delivery *d)
+/* The frame of one message, whatever the message and the client are like. */
+static void deliver_frame(struct connmgr *cm, struct conn *c, const struct sub_rec *s, const struct delivery *d)
 {
-    const struct arena_entry *e = d->entry;
-    int headers = e->header_len && c->options & CONN_HEADERS;
-    uint32_t skip = headers ? 0 : e->header_len;
-    uint32_t body = e->total_len - skip;
-    uint32_t most = 5 + e->subject_len + 1 + s->sid_len + 1 + e->reply_len + 1 + 24 +
-                    (d->inline_body ? body + 2 : 0);
-    uint8_t *at = output_reserve(cm, c, most), *to = at;
+    const struct protocol *protocol = c->protocol;
+    const struct message *m = &d->head;
+    uint32_t body = d->kept + d->made_len + d->rest;
+    uint32_t most = m->subject_len + m->reply_len + s->sid_len + PROTOCOL_FRAME_MORE +
+                    (d->copied ? body + protocol->end_len : 0);
+    uint8_t *at = output_reserve(cm, c, most), *to = protocol->put_message(at, m, s->sid, s->sid_len);
 
-    to = put_verb(to, d, headers);
-    to = put_text(to, s->sid, s->sid_len);
-    to = put_sizes(to, d, headers);
-    if (d->inline_body) {
-        to = put_text(to, d->body + skip, body);
-        *to++ = '\r';
-        *to++ = '\n';
+    if (d->copied) {
+        to = put_text(to, d->body, d->kept);
+        to = put_text(to, d->made, d->made_len);
+        to = put_text(to, d->body + d->skip, d->rest);
+        to = put_text(to, protocol->end, protocol->end_len);
     }
     c->write_at = to;
     c->end += (uint64_t)(to - at);
-    if (!d->inline_body) {
-        output_append_body(cm, c, d->handle, skip, body);
-        output_append(cm, c, "\r\n", 2);
-    }
-    cm->stats.messages_out++;
-    c->messages_out++;
+    if (d->copied)
+        return;
+    if (d->kept)
+        output_append_body(cm, c, d->handle, 0, d->kept);
+    output_append(cm, c, d->made, d->made_len);
+    output_append_body(cm, c, d->handle, d->skip, d->rest);
+    output_append(cm, c, protocol->end, protocol->end_len);
 }
 
-/* A message to a client that must be told how many before it were left out: a header line more.
- * 0: this one cannot carry it, because its headers do not end as they should. */
-static int deliver_telling(struct connmgr *cm, struct conn *c, const struct sub_rec *s, const struct delivery *d)
+static void count_out(struct connmgr *cm, struct conn *c, uint32_t count)
 {
-    static const char line[] = "Midair-Dropped: ", start[] = "NATS/1.0\r\n";
-    const struct arena_entry *e = d->entry;
-    uint32_t kept = e->header_len ? e->header_len - 2 : 0; /* all but the last line end */
-    uint8_t more[sizeof(start) + sizeof(line) + 16], *to = more;
-
-    if (e->header_len && (e->body + e->header_len > ARENA_CHUNK_BYTES || e->header_len < 4 ||
-                          memcmp(d->body + kept - 2, "\r\n\r\n", 4) != 0))
-        return 0;
-    if (!e->header_len)
-        to = put_text(to, start, sizeof(start) - 1);
-    to = put_text(to, line, sizeof(line) - 1);
-    to = put_number(to, c->dropped > UINT32_MAX ? UINT32_MAX : (uint32_t)c->dropped);
-    to = put_text(to, "\r\n\r\n", 4);
-    uint32_t added = (uint32_t)(to - more), rest = e->total_len - e->header_len;
-    struct arena_entry shown = *e;
-    struct delivery as = *d;
-    uint8_t *at = output_reserve(cm, c, 5 + e->subject_len + 1 + s->sid_len + 1 + e->reply_len + 1 + 24);
-
-    shown.header_len = kept + added;
-    shown.total_len = shown.header_len + rest;
-    as.entry = &shown;
-    to = put_verb(at, &as, 1);
-    to = put_text(to, s->sid, s->sid_len);
-    to = put_sizes(to, &as, 1);
-    c->write_at = to;
-    c->end += (uint64_t)(to - at);
-    if (!d->inline_body) {
-        if (kept)
-            output_append_body(cm, c, d->handle, 0, kept);
-        output_append(cm, c, more, added);
-        output_append_body(cm, c, d->handle, e->header_len, rest);
-    } else {
-        output_append(cm, c, d->body, kept);
-        output_append(cm, c, more, added);
-        output_append(cm, c, d->body + e->header_len, rest);
-    }
-    output_append(cm, c, "\r\n", 2);
-    c->dropped = 0;
-    cm->stats.messages_out++;
-    c->messages_out++;
-    return 1;
+    cm->stats.messages_out += count;
+    c->messages_out += count;
 }
 
-static void describe(struct connmgr *cm, uint64_t handle, struct delivery *d)
+/* The message as it was published. Headers go to those who have a use for them and speak the protocol
+ * of who wrote them. */
+static void describe(struct connmgr *cm, const struct conn *c, uint64_t handle, struct delivery *d)
 {
     struct arena *a = cm->arenas[handle_source(handle)];
     const struct arena_entry *e = &arena_entries(a)[handle_entry(handle)];
     const uint8_t *data = arena_data(a, e->chunk);
+    int headers = c->options & CONN_HEADERS && e->protocol == c->speaks;
 
+    d->skip = headers ? 0 : e->header_len;
+    d->rest = e->total_len - d->skip;
+    d->head.subject = data + e->subject;
+    d->head.subject_len = e->subject_len;
+    d->head.reply = d->head.subject + e->reply;
+    d->head.reply_len = e->reply_len;
+    d->head.header_len = headers ? e->header_len : 0;
+    d->head.total_len = d->rest;
     d->handle = handle;
-    d->entry = e;
-    d->subject = data + e->subject;
-    d->reply = d->subject + e->reply;
     d->body = data + e->body;
-    d->inline_body = e->total_len <= CONNMGR_COPY_MAX;
+    d->kept = d->made_len = 0;
+    d->made = d->body;
+    d->copied = e->total_len <= CONNMGR_COPY_MAX;
+}
+
+/* A client must be told how many messages before this one were left out: in a header more. */
+static void add_dropped(struct connmgr *cm, struct conn *c, struct delivery *d, uint8_t *made)
+{
+    uint32_t headers = d->head.header_len, kept;
+    const struct arena_entry *e = &arena_entries(cm->arenas[handle_source(d->handle)])[handle_entry(d->handle)];
+    uint8_t number[20];
+    struct field f = {.name = (const uint8_t *)"Midair-Dropped", .name_len = 14, .value = number};
+
+    f.value_len = (uint32_t)(put_number(number, c->dropped > UINT32_MAX ? UINT32_MAX : (uint32_t)c->dropped) - number);
+    if (!c->protocol->put_field || e->body + headers > ARENA_CHUNK_BYTES)
+        return; /* the next one may carry it */
+    uint8_t *end = c->protocol->put_field(made, d->body, headers, &f, &kept);
+
+    if (!end)
+        return;
+    d->made = made;
+    d->made_len = (uint32_t)(end - made);
+    d->kept = kept;
+    d->skip += headers;
+    d->rest -= headers;
+    d->head.header_len = kept + d->made_len;
+    d->head.total_len = d->head.header_len + d->rest;
+    c->dropped = 0;
 }
 
 /* A message to one recipient, by itself. */
 static void deliver_one(struct connmgr *cm, uint32_t sub, uint64_t handle, uint32_t stamp)
 {
     struct conn *c = deliver_recipient(cm, sub, stamp, handle);
-    const struct sub_rec *s = &cm->subs[sub];
     struct delivery d;
+    uint8_t made[128];
 
     if (!c)
         return;
-    describe(cm, handle, &d);
-    if (!c->dropped || !(c->options & CONN_HEADERS) || !deliver_telling(cm, c, s, &d))
-        deliver_made(cm, c, s, &d);
+    describe(cm, c, handle, &d);
+    if (c->dropped && c->options & CONN_HEADERS)
+        add_dropped(cm, c, &d, made);
+    deliver_frame(cm, c, &cm->subs[sub], &d);
+    count_out(cm, c, 1);
     if (TRACE_IF(cm->trace.on))
         trace_deliver(cm, c, (struct trace_part){.handle = handle, .end = c->end, .count = 1});
 }
 
 /* ---- runs ---- */
+
+/* `usual` and `protocol` of an entry at once. */
+static inline uint16_t usual_of(const struct arena_entry *e)
+{
+    uint16_t both;
+
+    memcpy(&both, &e->usual, sizeof both);
+    return both;
+}
+_Static_assert(offsetof(struct arena_entry, protocol) == offsetof(struct arena_entry, usual) + 1, "see usual_of");
+
+/* The first message of a run says whose frames it is of; 0: it is in none. */
+static int run_speaks(struct run *run, const struct arena_entry *e)
+{
+    if (!e->usual)
+        return 0;
+    run->speaks = usual_of(e);
+    run->protocol = protocols[e->protocol];
+    return 1;
+}
 
 /* Adds the message to the run; 0: its frame cannot be made this way. */
 static int run_add(struct connmgr *cm, struct run *run, uint64_t handle)
@@ -233,18 +211,21 @@ static int run_add(struct connmgr *cm, struct run *run, uint64_t handle)
     struct arena *a = cm->arenas[handle_source(handle)];
     const struct arena_entry *e = &arena_entries(a)[handle_entry(handle)];
 
-    if (!e->usual || e->total_len > CONNMGR_COPY_MAX)
+    if (run->count == 0 ? !run_speaks(run, e) : usual_of(e) != run->speaks)
         return 0;
-    struct frame *f = &run->frames[run->count++];
+    if (e->total_len > CONNMGR_COPY_MAX)
+        return 0;
+    const struct protocol *protocol = run->protocol;
+    struct usual *f = &run->frames[run->count++];
 
     f->handle = handle;
     f->subject = arena_data(a, e->chunk) + e->subject;
     f->subject_len = e->subject_len;
-    f->tail_len = e->body + e->total_len + 2 - e->subject - e->subject_len;
+    f->tail_len = e->body + e->total_len + protocol->end_len - e->subject - e->subject_len;
     f->headers = e->header_len != 0;
     f->alike = 0;
     run->headers += f->headers;
-    run->bytes += 5 + f->headers + f->subject_len + f->tail_len;
+    run->bytes += protocol->usual_more[f->headers] + f->subject_len + f->tail_len;
     return 1;
 }
 
@@ -307,6 +288,7 @@ static void run_collect(struct connmgr *cm, struct run *run, const struct batch 
 
     run->first = first; /* field by field: most of the frames will not be used */
     run->count = run->headers = 0;
+    run->speaks = 0; /* that of no entry that is in a run */
     run->bytes = 0;
     if (first->type & ORDER_MORE || (count > 1 && !each_once(cm, subs, count))) {
         if (run_add(cm, run, order_handle(first) + p->done))
@@ -330,28 +312,18 @@ static void run_collect(struct connmgr *cm, struct run *run, const struct batch 
     }
 }
 
-static inline uint8_t *put_frame(uint8_t *to, const struct frame *f, const struct sub_rec *s)
+/* Most bytes that put_run() may write for one of them. */
+static inline uint32_t frame_most(const struct usual *f, const struct sub_rec *s)
 {
-    if (f->headers)
-        *to++ = 'H';
-    memcpy(to, "MSG ", 4);
-    to = put_short(to + 4, f->subject, f->subject_len);
-    *to++ = ' ';
-    to = put_tiny(to, s->sid, s->sid_len);
-    return put_text(to, f->subject + f->subject_len, f->tail_len);
-}
-
-/* Most bytes that put_frame() may write. */
-static inline uint32_t frame_most(const struct frame *f, const struct sub_rec *s)
-{
-    return 6 + f->subject_len + s->sid_len + PUT_SHORT_MAX + f->tail_len;
+    return PROTOCOL_FRAME_MORE + f->subject_len + s->sid_len + f->tail_len;
 }
 
 /* Whether the connection gets all of the run, as it is. */
 static int takes_run(const struct connmgr *cm, const struct conn *c, const struct sub_rec *s,
                      const struct run *run)
 {
-    if (!(s->word & (SUB_ACTIVE | SUB_DYING)) || !c->served || c->dropped)
+    if (!(s->word & (SUB_ACTIVE | SUB_DYING)) || !c->served || c->dropped ||
+        c->protocol != run->protocol)
         return 0;
     if (s->max && s->word & SUB_PLAIN && s->delivered + run->count >= s->max)
         return 0;
@@ -364,8 +336,8 @@ static void run_trace(struct connmgr *cm, const struct conn *c, const struct sub
                       uint64_t end)
 {
     for (uint32_t i = 0; i < run->count;) {
-        const struct frame *f = &run->frames[i];
-        uint32_t bytes = 5 + f->headers + f->subject_len + s->sid_len + f->tail_len, count = 1;
+        const struct usual *f = &run->frames[i];
+        uint32_t bytes = c->protocol->usual_more[f->headers] + f->subject_len + s->sid_len + f->tail_len, count = 1;
 
         while (i + count < run->count && f[count].alike)
             count++;
@@ -377,20 +349,13 @@ static void run_trace(struct connmgr *cm, const struct conn *c, const struct sub
 
 static void run_write(struct connmgr *cm, struct conn *c, const struct sub_rec *s, const struct run *run)
 {
-    uint8_t *from = c->write_at, *to = from;
+    for (uint32_t i = 0, count; i < run->count; i += count) {
+        uint8_t *from = output_reserve(cm, c, frame_most(&run->frames[i], s));
+        uint8_t *to = c->protocol->put_run(from, c->write_end, &run->frames[i], run->count - i, s->sid, s->sid_len, &count);
 
-    for (uint32_t i = 0; i < run->count; i++) {
-        const struct frame *f = &run->frames[i];
-
-        if (to == from || c->write_end - to < (ptrdiff_t)frame_most(f, s)) {
-            c->write_at = to;
-            c->end += (uint64_t)(to - from);
-            from = to = output_reserve(cm, c, frame_most(f, s));
-        }
-        to = put_frame(to, f, s);
+        c->write_at = to;
+        c->end += (uint64_t)(to - from);
     }
-    c->write_at = to;
-    c->end += (uint64_t)(to - from);
 }
 
 /* The bytes of a run for everyone who calls the subscription what `of` does. */
@@ -410,23 +375,18 @@ static void made_forget(struct connmgr *cm, struct made *m)
 
 static void made_share(struct connmgr *cm, struct made *m, const struct run *run)
 {
-    uint8_t *from = NULL, *to = NULL, *end = NULL;
+    for (uint32_t i = 0, count; i < run->count; i += count) {
+        uint8_t *from = output_share(cm, &m->shared[m->count].block);
 
-    for (uint32_t i = 0; i < run->count; i++) {
-        uint32_t most = frame_most(&run->frames[i], m->of);
-
-        if (end - to < (ptrdiff_t)most) {
-            from = to = output_share(cm, &m->shared[m->count++].block);
-            end = to + JOURNAL_BLOCK_BYTES;
-        }
-        to = put_frame(to, &run->frames[i], m->of);
-        m->shared[m->count - 1].len = (uint32_t)(to - from);
+        m->shared[m->count++].len = (uint32_t)(run->protocol->put_run(from, from + JOURNAL_BLOCK_BYTES, &run->frames[i],
+                                                                 run->count - i, m->of->sid, m->of->sid_len, &count) -
+                                               from);
     }
 }
 
 static void made_make(struct connmgr *cm, struct made *m, const struct sub_rec *s, const struct run *run)
 {
-    uint8_t *to = cm->scratch;
+    uint32_t count;
 
     made_forget(cm, m);
     m->of = s;
@@ -434,9 +394,11 @@ static void made_make(struct connmgr *cm, struct made *m, const struct sub_rec *
         made_share(cm, m, run);
         return;
     }
-    for (uint32_t i = 0; i < run->count; i++)
-        to = put_frame(to, &run->frames[i], s);
-    m->len = (uint32_t)(to - cm->scratch);
+    const uint8_t *end = cm->scratch + run->bytes + run->count * (s->sid_len + PROTOCOL_FRAME_MORE);
+
+    m->len = (uint32_t)(run->protocol->put_run(cm->scratch, end, run->frames, run->count, s->sid, s->sid_len,
+                                                        &count) -
+                        cm->scratch);
 }
 
 static void made_give(struct connmgr *cm, struct conn *c, const struct made *m)
@@ -475,8 +437,7 @@ static void run_deliver(struct connmgr *cm, const struct run *run, uint32_t stam
                 made_make(cm, &made, s, run);
             made_give(cm, c, &made);
         }
-        cm->stats.messages_out += run->count;
-        c->messages_out += run->count;
+        count_out(cm, c, run->count);
         if (TRACE_IF(cm->trace.on))
             run_trace(cm, c, s, run, end);
     }
@@ -520,40 +481,65 @@ void deliver_as(struct connmgr *cm, const struct order_mode *o, uint32_t stamp)
 
     if (!c)
         return;
-    describe(cm, o->handle, &d);
-    struct arena_entry entry = *d.entry;
-
+    describe(cm, c, o->handle, &d);
     if (o->subject_len) {
-        entry.subject_len = o->subject_len;
-        d.subject = (const uint8_t *)o->text;
+        d.head.subject = (const uint8_t *)o->text;
+        d.head.subject_len = o->subject_len;
     }
     if (o->reply_len) {
-        entry.reply_len = o->reply_len;
-        d.reply = (const uint8_t *)o->text + o->subject_len;
+        d.head.reply = (const uint8_t *)o->text + o->subject_len;
+        d.head.reply_len = o->reply_len;
     }
-    d.entry = &entry;
-    deliver_made(cm, c, &cm->subs[o->sub], &d);
+    deliver_frame(cm, c, &cm->subs[o->sub], &d);
+    count_out(cm, c, 1);
     if (TRACE_IF(cm->trace.on))
         trace_deliver(cm, c, (struct trace_part){.handle = o->handle, .end = c->end, .count = 1});
 }
 
-/* "Nobody is listening": a status frame to the sender's own subscription. */
-void deliver_no_responders(struct connmgr *cm, const struct order_no_responders *o, uint32_t stamp)
+/* A header block of the router's making in the words of the protocol; its length. */
+static uint32_t put_own(const struct protocol *protocol, uint8_t *to, const struct own *own)
 {
-    struct conn *c = deliver_recipient(cm, o->sub, stamp, o->handle);
-    struct delivery d;
+    if (own->raw_len) {
+        memcpy(to, own->raw, own->raw_len);
+        return own->raw_len;
+    }
+    if (!own->code || !protocol->put_status)
+        return 0;
+    return (uint32_t)(protocol->put_status(to, own->code, own->text, own->fields, own->field_count) - to);
+}
+
+void deliver_own(struct connmgr *cm, uint32_t sub, const struct own *own, uint32_t stamp)
+{
+    struct conn *c = deliver_recipient(cm, sub, stamp, 0);
+    uint8_t made[OWN_HEADERS_MAX];
+    struct delivery d = {.head = own->head, .made = made, .body = own->body, .rest = own->body_len, .copied = 1};
 
     if (!c)
         return;
-    describe(cm, o->handle, &d);
-    const struct sub_rec *s = &cm->subs[o->sub];
-    uint8_t *at = output_reserve(cm, c, 8 + d.entry->reply_len + s->sid_len + 32), *to = at;
+    if (c->options & CONN_HEADERS)
+        d.made_len = put_own(c->protocol, made, own);
+    if (!d.made_len && !d.rest)
+        return; /* a status means nothing to a client without headers */
+    d.head.header_len = d.made_len;
+    d.head.total_len = d.made_len + d.rest;
+    deliver_frame(cm, c, &cm->subs[sub], &d);
+    count_out(cm, c, 1);
+}
 
-    to = put_text(to, "HMSG ", 5);
-    to = put_text(to, d.reply, d.entry->reply_len);
-    *to++ = ' ';
-    to = put_text(to, s->sid, s->sid_len);
-    to = put_text(to, " 16 16\r\nNATS/1.0 503\r\n\r\n\r\n", 26);
-    c->write_at = to;
-    c->end += (uint64_t)(to - at);
+/* "Nobody is listening": a status to the sender's own subscription. */
+void deliver_no_responders(struct connmgr *cm, const struct order_no_responders *o, uint32_t stamp)
+{
+    struct conn *c = deliver_recipient(cm, o->sub, stamp, o->handle);
+    uint8_t status[64];
+    struct delivery about;
+
+    if (!c || !c->protocol->put_status)
+        return;
+    describe(cm, c, o->handle, &about);
+    struct delivery d = {.head = {.subject = about.head.reply, .subject_len = about.head.reply_len}, .body = status,
+                         .made = status, .copied = 1};
+
+    d.made_len = (uint32_t)(c->protocol->put_status(status, MODES_NO_RESPONDERS, "", NULL, 0) - status);
+    d.head.header_len = d.head.total_len = d.made_len;
+    deliver_frame(cm, c, &cm->subs[o->sub], &d);
 }

@@ -31,7 +31,7 @@
 #define FLOW_BATCH_BYTES 1024u /* of orders: of a larger batch only the last one is learned from */
 #define FLOW_FRAME_MORE 64u    /* bytes that a frame may grow by: its sid, a letter */
 #define FLOW_BLOCKS_MAX 1024u  /* of output, for what is repeated at once */
-_Static_assert(FLOW_FRAME_MORE > NATS_SID_MAX + 2, "see above");
+_Static_assert(FLOW_FRAME_MORE > PROTOCOL_SID_MAX + 2, "see above");
 
 struct flow_mark flow_mark(const struct connmgr *cm)
 {

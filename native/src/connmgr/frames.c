@@ -4,26 +4,26 @@
  * the output, entries of the chunk. input_parse (input.c) commits it all at once. What Python
  * has to decide becomes an event, and the connection waits.
  *
- * A publisher often sends many messages of one size to one subject. Frames whose control line is that
- * of the frame before are not parsed again: their messages join its reference, which becomes a run
- * (take_repeats).
+ * A publisher often sends many messages of one size to one subject. The protocol tells frames that
+ * are alike as one with a number of repeats: their messages join its reference, which becomes a run.
  */
 #include "connmgr/refer.h"
 
-struct nats_limits frames_limits(const struct connmgr *cm, const struct conn *c)
+struct frame_limits frames_limits(const struct connmgr *cm, const struct conn *c)
 {
-    return (struct nats_limits){cm->conf.max_control_line, cm->conf.max_payload,
-                                (c->options & CONN_PEDANTIC) != 0, (c->options & CONN_HEADERS) != 0};
+    return (struct frame_limits){cm->conf.max_control_line, cm->conf.max_payload,
+                                 (c->options & CONN_PEDANTIC) != 0, (c->options & CONN_HEADERS) != 0,
+                                 !(c->options & CONN_VERBOSE)};
 }
 
 /* Whether it may be a message of a mode: has headers, or a subject that begins like ours. */
-static inline int may_have_mode(const uint8_t *p, const struct nats_frame *f)
+static inline int may_have_mode(const uint8_t *p, const struct frame *f)
 {
     return f->header_len || (p[f->subject] == '_' && p[f->subject + 1] == 'm');
 }
 
 /* The rest of a message's reference when it is of a mode; else it is left as it is. */
-static void add_mode(struct connmgr *cm, struct conn *c, const uint8_t *p, const struct nats_frame *f,
+static void add_mode(struct connmgr *cm, struct conn *c, const uint8_t *p, const struct frame *f,
                      uint64_t handle)
 {
     /* Headers that lie along a chain are looked for in its first chunk only. */
@@ -33,7 +33,7 @@ static void add_mode(struct connmgr *cm, struct conn *c, const uint8_t *p, const
 
     if (headers > MODES_HEADER_MAX)
         headers = MODES_HEADER_MAX;
-    int has = modes_recognise(p, f, headers, cm->now_ns, &mode);
+    int has = modes_recognise(c->protocol, p, f, headers, cm->now_ns, &mode);
     int ask = f->reply_len && (has || c->options & CONN_NO_RESPONDERS);
     struct refer_texts texts = {p + f->subject, p + f->reply, f->subject_len, ask ? f->reply_len : 0};
     uint8_t flags = (uint8_t)((ask ? REF_REPLY : 0) | (ask && c->options & CONN_NO_RESPONDERS ? REF_NO_RESPONDERS : 0) |
@@ -46,36 +46,54 @@ static void add_mode(struct connmgr *cm, struct conn *c, const uint8_t *p, const
 }
 
 static inline void fill_entry(const struct connmgr *cm, const struct conn *c, struct arena_entry *e,
-                              const struct nats_frame *f)
+                              const struct frame *f, uint32_t at)
 {
     e->chunk = c->chunk;
-    e->subject = c->at + f->subject;
-    e->body = c->at + f->body;
+    e->subject = at + f->subject;
+    e->body = at + f->body;
     e->total_len = f->total_len;
     e->header_len = f->header_len;
     e->subject_len = f->subject_len;
     e->reply_len = f->reply_len;
     e->reply = f->reply_len ? (uint16_t)(f->reply - f->subject) : 0;
-    e->usual = (f->flags & NATS_FLAG_USUAL) != 0;
+    e->usual = (f->flags & FRAME_USUAL) != 0;
+    e->protocol = c->speaks;
     e->conn = c->slot;
     e->received_ns = cm->now_ns;
 }
 
-/* 1: done, 0: no entry left in this chunk. */
-static int take_message(struct connmgr *cm, struct conn *c, const uint8_t *p, const struct nats_frame *f)
+/* The entries of messages that repeat that of a frame, from entry `n` on; returns how many: fewer than
+ * there are if the chunk has no entry left. */
+static uint32_t take_repeats(struct connmgr *cm, const struct conn *c, const struct frame *f, uint32_t n)
 {
-    uint32_t n = cm->chunk_messages[c->chunk];
+    struct arena *a = cm->pool.arena;
+    uint32_t room = ARENA_CHUNK_MESSAGES - n, count = f->repeats < room ? f->repeats : room;
+    struct arena_entry *e = &arena_entries(a)[c->chunk * ARENA_CHUNK_MESSAGES + n];
+    uint32_t at = c->at;
+
+    for (uint32_t i = 0; i < count; i++) {
+        (void)arena_begin(a, c->chunk, n + i);
+        at += (uint32_t)f->bytes;
+        fill_entry(cm, c, e + i, f, at);
+    }
+    return count;
+}
+
+/* Takes the message of a frame, and those that repeat it. Returns how many: 0 if the chunk has no entry
+ * left. */
+static inline uint32_t take_messages(struct connmgr *cm, struct conn *c, const uint8_t *p, const struct frame *f)
+{
+    uint32_t n = cm->chunk_messages[c->chunk], count = 1;
 
     if (n == ARENA_CHUNK_MESSAGES)
         return 0;
     struct arena *a = cm->pool.arena;
-    uint32_t entry = c->chunk * ARENA_CHUNK_MESSAGES + n;
     uint64_t handle = arena_begin(a, c->chunk, n);
 
-    fill_entry(cm, c, &arena_entries(a)[entry], f);
-    cm->chunk_messages[c->chunk] = n + 1;
-    cm->stats.messages_in++;
+    fill_entry(cm, c, &arena_entries(a)[c->chunk * ARENA_CHUNK_MESSAGES + n], f, c->at);
     if (may_have_mode(p, f)) {
+        cm->chunk_messages[c->chunk] = n + 1;
+        cm->stats.messages_in++;
         add_mode(cm, c, p, f, handle);
         return 1;
     }
@@ -85,69 +103,17 @@ static int take_message(struct connmgr *cm, struct conn *c, const uint8_t *p, co
     uint8_t flags = (uint8_t)((ask ? REF_REPLY | REF_NO_RESPONDERS : 0) | (c->options & CONN_NO_ECHO ? REF_NO_ECHO : 0));
     struct ref_message *r = refer_message(cm, c, handle, f->total_len, flags, &texts, 0);
 
-    if (f->flags == NATS_FLAG_USUAL && !f->reply_len)
-        cm->repeatable = r;
-    return 1;
+    if (f->repeats && (count += take_repeats(cm, c, f, n + 1)) > 1)
+        refer_join(r, count - 1, f->total_len);
+    cm->chunk_messages[c->chunk] = n + count;
+    cm->stats.messages_in += count;
+    return count;
 }
 
-/* Whether the frame at `p` has the control line of the one before it, `f`, and is whole. Most that
- * have not differ in the last bytes, the end of the subject and the size: a line has eight at least. */
-static inline int is_repeat(const uint8_t *p, uint32_t len, const struct nats_frame *f)
+static void subscribe(struct connmgr *cm, struct conn *c, const uint8_t *p, const struct frame *f)
 {
-    const uint8_t *end = p + f->body;
-
-    return len >= f->bytes && memcmp(end - 8, end - 8 - f->bytes, 8) == 0 && memcmp(p, p - f->bytes, f->body) == 0 && p[f->bytes - 2] == '\r' &&
-           p[f->bytes - 1] == '\n';
-}
-
-/* Takes the messages behind the frame `f` that repeat its control line: they join the reference of
- * its message. Returns how many bytes they were. */
-static uint32_t take_repeats(struct connmgr *cm, struct conn *c, const uint8_t *p, const struct nats_frame *f)
-{
-    struct arena *a = cm->pool.arena;
-    uint32_t n = cm->chunk_messages[c->chunk], first = n, bytes = (uint32_t)f->bytes, at = c->at, left = c->len;
-    uint32_t base = c->chunk * ARENA_CHUNK_MESSAGES;
-
-    for (; n < ARENA_CHUNK_MESSAGES && is_repeat(p, c->len, f); n++) {
-        (void)arena_begin(a, c->chunk, n);
-        fill_entry(cm, c, &arena_entries(a)[base + n], f);
-        p += bytes;
-        c->at += bytes;
-        c->len -= bytes;
-    }
-    uint32_t taken = n - first;
-
-    if (!taken) /* the chunk has no entry left */
-        return 0;
-    refer_join(cm->repeatable, taken, f->total_len);
-    cm->chunk_messages[c->chunk] = n;
-    cm->stats.messages_in += taken;
-    c->in_pos += left - c->len;
-    return c->at - at;
-}
-
-static void say(struct connmgr *cm, struct conn *c, const char *text)
-{
-    output_append(cm, c, text, (uint32_t)strlen(text));
-}
-
-static void say_error(struct connmgr *cm, struct conn *c, int error)
-{
-    char line[96];
-    const char *text = nats_error_text(error);
-    size_t len = strlen(text);
-
-    cm->stats.refused[-error]++;
-    memcpy(line, "-ERR '", 6);
-    memcpy(line + 6, text, len);
-    memcpy(line + 6 + len, "'\r\n", 3);
-    output_append(cm, c, line, (uint32_t)len + 9);
-}
-
-static void subscribe(struct connmgr *cm, struct conn *c, const uint8_t *p, const struct nats_frame *f)
-{
-    if (f->flags & NATS_FLAG_BAD_SUBJECT) {
-        say_error(cm, c, NATS_E_SUBJECT);
+    if (f->flags & FRAME_BAD_SUBJECT) {
+        reply_refuse(cm, c, REFUSED_SUBJECT);
         return;
     }
     if (subtable_find(cm, c->slot, p + f->sid, f->sid_len) == CONNMGR_NONE) {
@@ -162,10 +128,10 @@ static void subscribe(struct connmgr *cm, struct conn *c, const uint8_t *p, cons
         refer_subscribe(cm, c, sub, p + f->subject, f->subject_len, p + f->queue, f->queue_len);
     }
     if (c->options & CONN_VERBOSE)
-        say(cm, c, "+OK\r\n");
+        reply_say(cm, c, REPLY_OK);
 }
 
-static void unsubscribe(struct connmgr *cm, struct conn *c, const uint8_t *p, const struct nats_frame *f)
+static void unsubscribe(struct connmgr *cm, struct conn *c, const uint8_t *p, const struct frame *f)
 {
     uint32_t sub = subtable_find(cm, c->slot, p + f->sid, f->sid_len);
 
@@ -185,29 +151,32 @@ static void unsubscribe(struct connmgr *cm, struct conn *c, const uint8_t *p, co
         refer_unsubscribe(cm, c->slot, sub, max);
     }
     if (c->options & CONN_VERBOSE)
-        say(cm, c, "+OK\r\n");
+        reply_say(cm, c, REPLY_OK);
 }
 
-/* A whole frame. 1: consumed. 0: it must wait (Python, or an entry in another chunk). */
-static int handle_frame(struct connmgr *cm, struct conn *c, const uint8_t *p, const struct nats_frame *f)
+/* A whole frame. Returns how many were consumed: 1, or with repeats; fewer if it must wait (for Python, or
+ * for an entry in another chunk). */
+static inline uint32_t handle_frame(struct connmgr *cm, struct conn *c, const uint8_t *p, const struct frame *f)
 {
+    uint32_t count;
+
     switch (f->op) {
-    case NATS_PUB:
-    case NATS_HPUB:
-        if (!take_message(cm, c, p, f))
+    case FRAME_MESSAGE:
+        count = take_messages(cm, c, p, f);
+        if (!count)
             return 0;
-        if (f->flags & NATS_FLAG_BAD_SUBJECT)
-            say_error(cm, c, NATS_E_PUB_SUBJECT);
+        if (f->flags & FRAME_BAD_SUBJECT)
+            reply_refuse(cm, c, REFUSED_PUB_SUBJECT);
         if (c->options & CONN_VERBOSE)
-            say(cm, c, "+OK\r\n");
-        return 1;
-    case NATS_SUB:
+            reply_say(cm, c, REPLY_OK);
+        return count;
+    case FRAME_SUBSCRIBE:
         subscribe(cm, c, p, f);
         return 1;
-    case NATS_UNSUB:
+    case FRAME_UNSUBSCRIBE:
         unsubscribe(cm, c, p, f);
         return 1;
-    case NATS_PING:
+    case FRAME_PING:
         /* The answer comes by way of the router, behind everything this client said. */
         refer_ping(cm, c);
         if (c->options & CONN_VERBOSE) {
@@ -215,7 +184,7 @@ static int handle_frame(struct connmgr *cm, struct conn *c, const uint8_t *p, co
             conn_put_phase(cm, c);
         }
         return 1;
-    case NATS_CONNECT: {
+    case FRAME_CONNECT: {
         struct connmgr_event *ev = connmgr_event(cm, EVENT_CONNECT, c, (int)c->options);
 
         if (!ev)
@@ -226,31 +195,31 @@ static int handle_frame(struct connmgr *cm, struct conn *c, const uint8_t *p, co
         return 0;
     }
     default:
-        return 1; /* PONG, +OK, INFO: having heard is all */
+        return 1; /* FRAME_NOTHING */
     }
 }
 
 /* The chained frame has arrived whole: only its end is left to check. */
 int frames_parse_chain(struct connmgr *cm, struct conn *c)
 {
-    struct nats_limits limits = frames_limits(cm, c);
-    struct nats_frame f;
+    struct frame_limits limits = frames_limits(cm, c);
+    const struct protocol *protocol = c->protocol;
+    struct frame f[2];
     struct arena *a = cm->pool.arena;
-    uint32_t chunk = c->chunk;
-    uint8_t tail[2];
+    int status;
 
-    if (nats_parse(input_bytes(cm, c), ARENA_CHUNK_BYTES, &limits, &f) != 0 || f.bytes != c->need)
-        return NATS_E_PARSER;
-    for (uint32_t i = 0; i < 2; i++) {
-        uint32_t at = c->need - 2 + i, link = chunk;
+    if (protocol->parse(input_bytes(cm, c), ARENA_CHUNK_BYTES, &limits, f, 1, &status) != 0 || status != 0 ||
+        f->bytes != c->need)
+        return -REFUSED_PARSER;
+    for (uint32_t i = 0; i < protocol->end_len; i++) {
+        uint32_t at = c->need - protocol->end_len + i, link = c->chunk;
 
         for (; at >= ARENA_CHUNK_BYTES; at -= ARENA_CHUNK_BYTES)
             link = a->chunks[link].next - 1;
-        tail[i] = arena_data(a, link)[at];
+        if (arena_data(a, link)[at] != (uint8_t)protocol->end[i])
+            return -REFUSED_UNKNOWN_OP;
     }
-    if (tail[0] != '\r' || tail[1] != '\n')
-        return NATS_E_UNKNOWN_OP;
-    return handle_frame(cm, c, input_bytes(cm, c), &f);
+    return (int)handle_frame(cm, c, input_bytes(cm, c), f);
 }
 
 void frames_refuse(struct connmgr *cm, struct conn *c, int error)
@@ -260,37 +229,53 @@ void frames_refuse(struct connmgr *cm, struct conn *c, int error)
     conn_end(cm, c, CLOSE_PROTOCOL);
 }
 
+static inline void consume(struct conn *c, uint32_t bytes)
+{
+    c->at += bytes;
+    c->len -= bytes;
+    c->in_pos += bytes;
+    c->need = 0;
+}
+
+/* Handles parsed frames until one must wait. 1: all were handled; 0: it waits for room; -1: for something else. */
+static int handle_frames(struct connmgr *cm, struct conn *c, const struct frame *f, uint32_t count)
+{
+    const uint8_t *p = input_bytes(cm, c);
+
+    for (const struct frame *end = f + count; f < end; f++) {
+        uint32_t left = f->repeats + 1u, taken;
+
+        do {
+            if (!refer_have_room(cm) || cm->redo.count >= REDO_PAIRS_SOFT)
+                return 0;
+            taken = handle_frame(cm, c, p, f);
+            if (!taken)
+                return c->unread & UNREAD_DECISION ? -1 : 0;
+            p += taken * f->bytes;
+            consume(c, taken * (uint32_t)f->bytes);
+        } while (left -= taken);
+        if (c->reason || c->unread & UNREAD_ANSWER) /* it ends, or the next confirmation comes after the answer */
+            return -1;
+    }
+    return 1;
+}
+
 int frames_parse(struct connmgr *cm, struct conn *c)
 {
-    struct nats_limits limits = frames_limits(cm, c);
-    const uint8_t *p = input_bytes(cm, c);
-    struct nats_frame f;
+    struct frame_limits limits = frames_limits(cm, c);
+    struct frame frames[PROTOCOL_FRAMES + 1];
+    int status = 1;
 
-    while (c->len) {
-        if (!refer_have_room(cm) || cm->redo.count >= REDO_PAIRS_SOFT)
-            return 1;
-        int whole = nats_parse(p, c->len, &limits, &f);
+    while (status == 1 && c->len) {
+        uint32_t count = c->protocol->parse(input_bytes(cm, c), c->len, &limits, frames, PROTOCOL_FRAMES, &status);
+        int handled = handle_frames(cm, c, frames, count);
 
-        if (whole < 0) {
-            frames_refuse(cm, c, whole);
-            return 0;
-        }
-        if (whole == 0) {
-            c->need = (uint32_t)f.bytes;
-            return 0;
-        }
-        cm->repeatable = NULL;
-        if (!handle_frame(cm, c, p, &f))
-            return !(c->unread & UNREAD_DECISION);
-        p += f.bytes;
-        c->at += (uint32_t)f.bytes;
-        c->len -= (uint32_t)f.bytes;
-        c->in_pos += f.bytes;
-        c->need = 0;
-        if (cm->repeatable && is_repeat(p, c->len, &f) && !(c->options & CONN_VERBOSE))
-            p += take_repeats(cm, c, p, &f);
-        if (c->reason || c->unread & UNREAD_ANSWER) /* it ends, or the next +OK comes after the PONG */
-            return 0;
+        if (handled <= 0)
+            return handled == 0;
+        if (status < 0)
+            frames_refuse(cm, c, status);
+        else if (status == 0)
+            c->need = (uint32_t)frames[count].bytes;
     }
     return 0;
 }

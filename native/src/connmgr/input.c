@@ -68,14 +68,15 @@ void input_drop(struct connmgr *cm, struct conn *c)
 /* A chain is made for a frame whose length is known: it is read off its control line again. */
 static uint32_t recover_need(struct connmgr *cm, const struct conn *c, uint32_t chunk, uint64_t len)
 {
-    struct nats_limits limits = frames_limits(cm, c);
-    struct nats_frame f;
+    struct frame_limits limits = frames_limits(cm, c);
+    struct frame f[2];
     uint64_t first = len < ARENA_CHUNK_BYTES ? len : ARENA_CHUNK_BYTES;
+    int status;
 
-    if (nats_parse(arena_data(cm->pool.arena, chunk), first, &limits, &f) != 0 ||
-        f.bytes <= ARENA_CHUNK_BYTES || f.bytes < len)
+    if (c->protocol->parse(arena_data(cm->pool.arena, chunk), first, &limits, f, 1, &status) != 0 || status != 0 ||
+        f->bytes <= ARENA_CHUNK_BYTES || f->bytes < len)
         return 0;
-    return (uint32_t)f.bytes;
+    return (uint32_t)f->bytes;
 }
 
 /* After a crash: how much lies unparsed follows from what the kernel says was taken (J2). What is

@@ -28,6 +28,7 @@
 #define MIDAIR_JOURNAL_H
 
 #include "base/api.h"
+#include "protocol/protocol.h"
 #include "shm/batch.h"
 #include "shm/ledger.h"
 #include "shm/port.h"
@@ -47,20 +48,11 @@
 API enum conn_phase {
     PHASE_NONE = 0,
     PHASE_OPENING = 1, /* adopted, the router has not answered yet */
-    PHASE_OPEN = 2,    /* CONNECT was accepted */
+    PHASE_OPEN = 2,    /* what it says about itself was accepted */
     PHASE_LINGER = 3,  /* an error was sent: what waits is written, nothing is read */
     PHASE_CLOSING = 4, /* the socket is gone, the router's word is awaited */
-    PHASE_GREETED = 5, /* INFO was sent; served like OPEN, as no client has to say who it is yet */
+    PHASE_GREETED = 5, /* greeted; served like OPEN, as no client has to say who it is yet */
     PHASES = 6,
-};
-API enum conn_option {     /* bits of conn_rec.phase above the low byte */
-    CONN_VERBOSE = 1 << 8,
-    CONN_PEDANTIC = 1 << 9,
-    CONN_NO_ECHO = 1 << 10,
-    CONN_HEADERS = 1 << 11,
-    CONN_NO_RESPONDERS = 1 << 12,
-    CONN_CONNECTED = 1 << 13, /* CONNECT was accepted */
-    CONN_AWAITING = 1 << 14,  /* UNREAD_ANSWER of conn.h: only in the record */
 };
 #define CONN_REASON_SHIFT 16 /* PHASE_LINGER: bits 16 to 23 say why, enum close_reason of conn.h */
 

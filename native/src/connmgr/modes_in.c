@@ -40,23 +40,17 @@ static uint32_t milliseconds(const uint8_t *text, uint32_t len)
     return ms <= DEADLINE_MS_MAX ? ms : 0;
 }
 
-static void take_header(const uint8_t *line, uint32_t len, uint64_t now_ns, struct ref_mode *m)
+static int is_called(const struct field *f, const char *name, uint32_t len)
 {
-    const uint8_t *colon = memchr(line, ':', len);
+    return f->name_len == len && memcmp(f->name, name, len) == 0;
+}
 
-    if (!colon)
-        return;
-    uint32_t name = (uint32_t)(colon - line);
-    const uint8_t *value = colon + 1, *end = line + len;
-
-    while (value < end && (*value == ' ' || *value == '\t'))
-        value++;
-    while (end > value && (end[-1] == ' ' || end[-1] == '\t' || end[-1] == '\r'))
-        end--;
-    if (name == 11 && memcmp(line, "Midair-Mode", 11) == 0) {
-        m->mode = m->mode == MODE_BAD ? MODE_BAD : mode_of(value, (uint32_t)(end - value));
-    } else if (name == 15 && memcmp(line, "Midair-Deadline", 15) == 0) {
-        uint32_t ms = milliseconds(value, (uint32_t)(end - value));
+static void take_header(const struct field *f, uint64_t now_ns, struct ref_mode *m)
+{
+    if (is_called(f, "Midair-Mode", 11)) {
+        m->mode = m->mode == MODE_BAD ? MODE_BAD : mode_of(f->value, f->value_len);
+    } else if (is_called(f, "Midair-Deadline", 15)) {
+        uint32_t ms = milliseconds(f->value, f->value_len);
 
         if (ms)
             m->deadline_ns = now_ns + ms * 1000000ULL;
@@ -65,22 +59,16 @@ static void take_header(const uint8_t *line, uint32_t len, uint64_t now_ns, stru
     }
 }
 
-/* 1: there was a header of ours. */
-static int take_headers(const uint8_t *head, uint32_t len, uint64_t now_ns, struct ref_mode *m)
+/* 1: there was a header of ours. What a block of headers looks like is the protocol's. */
+static int take_headers(const struct protocol *protocol, const uint8_t *at, const uint8_t *end, uint64_t now_ns,
+                        struct ref_mode *m)
 {
-    const uint8_t *end = head + len, *line = head;
+    struct field f;
     int found = 0;
 
-    while (line && line + 8 < end) {
-        const uint8_t *next = memchr(line, '\n', (size_t)(end - line));
-
-        if (!next)
-            break;
-        if (line[0] == 'M' && memcmp(line, "Midair-", 7) == 0) {
-            take_header(line, (uint32_t)(next - line), now_ns, m);
-            found = 1;
-        }
-        line = next + 1;
+    while ((at = protocol->next_field(at, end, "Midair-", 7, &f))) {
+        take_header(&f, now_ns, m);
+        found = 1;
     }
     return found;
 }
@@ -119,11 +107,13 @@ static uint8_t place_of(const uint8_t *s, uint32_t len, struct ref_mode *m)
     return PLACE_ANY;
 }
 
-int modes_recognise(const uint8_t *p, const struct nats_frame *f, uint32_t headers, uint64_t now_ns,
-                    struct ref_mode *ret_mode)
+int modes_recognise(const struct protocol *protocol, const uint8_t *p, const struct frame *f, uint32_t headers,
+                    uint64_t now_ns, struct ref_mode *ret_mode)
 {
+    const uint8_t *block = p + f->body;
+
     memset(ret_mode, 0, sizeof(*ret_mode));
-    int found = headers && take_headers(p + f->body, headers, now_ns, ret_mode);
+    int found = headers && take_headers(protocol, block, block + headers, now_ns, ret_mode);
 
     if (f->subject_len >= sizeof MODE_PREFIX && memcmp(p + f->subject, MODE_PREFIX, sizeof MODE_PREFIX - 1) == 0)
         ret_mode->place = place_of(p + f->subject, f->subject_len, ret_mode);

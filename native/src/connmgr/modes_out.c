@@ -1,7 +1,7 @@
 /* modes_out: what the router orders for the modes becomes bytes for clients (docs/modes.md).
  *
  * The structure: none of its own. ORDER_MODE is a delivery with another subject or reply than was
- *               published, ORDER_TEXT a message the router itself wrote, ORDER_NAME_TAKEN the end
+ *               published, ORDER_STATUS a message of the router itself, ORDER_NAME_TAKEN the end
  *               of a connection whose name is somebody else's.
  * Written by:   the connmgr, past committed lengths, within the step of a batch of orders (J5).
  * Invariants:   those of orders.c. A request past its deadline is not delivered; the router, which
@@ -9,7 +9,6 @@
  * After a crash: the step is repeated, or was committed.
  */
 #include "connmgr/connmgr.h"
-#include "base/put.h"
 
 void modes_deliver(struct connmgr *cm, const struct order_mode *o, uint32_t stamp)
 {
@@ -17,53 +16,81 @@ void modes_deliver(struct connmgr *cm, const struct order_mode *o, uint32_t stam
         deliver_as(cm, o, stamp);
 }
 
-static void text_to(struct connmgr *cm, uint32_t sub, const struct order_written *t, uint32_t stamp)
+static const struct {
+    uint32_t code;
+    const char *text;
+} statuses[STATUSES] = {
+    [STATUS_NONE] = {0, ""},
+    [STATUS_EXPECT] = {202, "Accepted"},
+    [STATUS_END] = {204, "End"},
+    [STATUS_BAD] = {400, "Bad Mode"},
+    [STATUS_EXPIRED] = {408, "Expired"},
+    [STATUS_SESSION_EXISTS] = {409, "Session Exists"},
+    [STATUS_NO_SESSION] = {410, "No Session"},
+    [STATUS_RESPONDER_GONE] = {410, "Responder Gone"},
+    [STATUS_REQUESTER_GONE] = {410, "Requester Gone"},
+    [STATUS_REPLY_TOO_LONG] = {413, "Reply Subject Too Long"},
+    [STATUS_TOO_MANY_REQUESTS] = {429, "Too Many Requests"},
+    [STATUS_TOO_MANY_LISTENERS] = {429, "Too Many Listeners"},
+    [STATUS_NO_RESPONDERS] = {MODES_NO_RESPONDERS, ""},
+};
+
+static const char *const field_names[STATUS_FIELDS] = {
+    [STATUS_FIELD_CLIENT] = "Midair-Client",
+    [STATUS_FIELD_NAME] = "Midair-Name",
+    [STATUS_FIELD_EXPECT] = "Midair-Expect",
+};
+
+static uint32_t read_fields(const uint8_t *at, const uint8_t *end, struct field *to)
 {
-    struct conn *c = deliver_recipient(cm, sub, stamp, 0);
+    uint32_t count = 0;
 
-    if (!c)
-        return;
-    int headers = t->header_len && c->options & CONN_HEADERS;
+    while (at + 2 <= end && at[0] && at[0] < STATUS_FIELDS && count < STATUS_FIELDS) {
+        const char *name = field_names[at[0]];
 
-    if (!headers && !t->body_len)
-        return; /* a status means nothing to a client without headers */
-    const struct sub_rec *s = &cm->subs[sub];
-    const char *reply = t->text + t->subject_len, *header = reply + t->reply_len;
-    uint32_t most = 5 + t->subject_len + s->sid_len + t->reply_len + t->header_len + t->body_len + 32;
-    uint8_t *at = output_reserve(cm, c, most), *to = at;
-
-    to = put_text(to, headers ? "HMSG " : "MSG ", headers ? 5 : 4);
-    to = put_text(to, t->text, t->subject_len);
-    *to++ = ' ';
-    to = put_text(to, s->sid, s->sid_len);
-    *to++ = ' ';
-    if (t->reply_len) {
-        to = put_text(to, reply, t->reply_len);
-        *to++ = ' ';
+        to[count++] = (struct field){.name = (const uint8_t *)name, .name_len = (uint32_t)strlen(name),
+                                     .value = at + 2, .value_len = at[1]};
+        at += 2 + at[1];
     }
-    if (headers) {
-        to = put_number(to, t->header_len);
-        *to++ = ' ';
-    }
-    to = put_number(to, (headers ? t->header_len : 0u) + t->body_len);
-    to = put_text(to, "\r\n", 2);
-    if (headers)
-        to = put_text(to, header, t->header_len);
-    to = put_text(to, header + t->header_len, t->body_len);
-    to = put_text(to, "\r\n", 2);
-    c->write_at = to;
-    c->end += (uint64_t)(to - at);
-    cm->stats.messages_out++;
-    c->messages_out++;
+    return count;
 }
 
-void modes_text(struct connmgr *cm, const struct order_text *o, uint32_t stamp)
+static void own_to_all(struct connmgr *cm, const struct order_text *o, const struct own *own, uint32_t stamp)
 {
     for (uint32_t i = 0; i < o->recipients; i++)
-        text_to(cm, o->subs[i], order_written(o), stamp);
+        deliver_own(cm, o->subs[i], own, stamp);
 }
 
-/* With the step of the batch: its PONG must not come before. */
+void modes_status(struct connmgr *cm, const struct order_text *o, uint32_t stamp)
+{
+    const struct order_said *t = order_said(o);
+    const uint8_t *subject = (const uint8_t *)t->text, *reply = subject + t->subject_len;
+    const uint8_t *fields = reply + t->reply_len, *body = fields + t->fields_len;
+    uint32_t status = t->status < STATUSES ? t->status : STATUS_NONE;
+    struct field found[STATUS_FIELDS];
+
+    own_to_all(cm, o, &(struct own){.head = {.subject = subject, .subject_len = t->subject_len, .reply = reply,
+                                             .reply_len = t->reply_len},
+                                    .body = body, .body_len = t->body_len, .code = statuses[status].code,
+                                    .text = statuses[status].text, .fields = found,
+                                    .field_count = read_fields(fields, body, found)}, stamp);
+}
+
+/* An order of a router of the release before: it wrote the headers itself. */
+void modes_text(struct connmgr *cm, const struct order_text *o, uint32_t stamp)
+{
+    const struct order_written *t = order_written(o);
+    const uint8_t *subject = (const uint8_t *)t->text, *reply = subject + t->subject_len;
+    const uint8_t *raw = reply + t->reply_len;
+
+    own_to_all(cm, o, &(struct own){.head = {.subject = subject, .subject_len = t->subject_len, .reply = reply,
+                                             .reply_len = t->reply_len},
+                                    .body = raw + t->header_len, .body_len = t->body_len, .raw = raw,
+                                    .raw_len = t->header_len < OWN_HEADERS_MAX ? t->header_len : OWN_HEADERS_MAX},
+               stamp);
+}
+
+/* With the step of the batch: the answer to its FRAME_PING must not come before. */
 void modes_name_taken(struct connmgr *cm, const struct order_conn *o)
 {
     struct conn *c = &cm->conns[o->conn];

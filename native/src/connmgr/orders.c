@@ -17,23 +17,23 @@ static void hold_publisher(struct connmgr *cm, const struct order_hold *o)
         unread_for_consumer(cm, &cm->conns[o->publisher], o->consumer, o->consumer_uid);
 }
 
-static void session_info(struct connmgr *cm, const struct order_info *o)
+static void session_opened(struct connmgr *cm, const struct order_opened *o)
 {
     struct conn *c = &cm->conns[o->conn];
 
     if (c->uid != o->uid || c->phase != PHASE_OPENING)
         return;
-    output_append(cm, c, o->text, o->text_len);
+    reply_greet(cm, c);
     conn_set_phase(cm, c, PHASE_GREETED);
 }
 
-static void session_pong(struct connmgr *cm, const struct order_conn *o)
+static void session_passed(struct connmgr *cm, const struct order_conn *o)
 {
     struct conn *c = &cm->conns[o->conn];
 
     if (c->uid != o->uid || !c->served || c->reason)
         return;
-    output_append(cm, c, "PONG\r\n", 6);
+    reply_say(cm, c, REPLY_PONG);
     if (!(c->unread & UNREAD_ANSWER))
         return;
     unread_clear(cm, c, UNREAD_ANSWER);
@@ -135,17 +135,20 @@ static void apply(struct connmgr *cm, const struct order *o, uint32_t stamp)
     case ORDER_TEXT:
         modes_text(cm, (const struct order_text *)o, stamp);
         return;
+    case ORDER_STATUS:
+        modes_status(cm, (const struct order_text *)o, stamp);
+        return;
     case ORDER_NAME_TAKEN:
         modes_name_taken(cm, (const struct order_conn *)o);
         return;
     case ORDER_REFUSED:
         sub_refused(cm, (const struct order_sub *)o);
         return;
-    case ORDER_INFO:
-        session_info(cm, (const struct order_info *)o);
+    case ORDER_OPENED:
+        session_opened(cm, (const struct order_opened *)o);
         return;
-    case ORDER_PONG:
-        session_pong(cm, (const struct order_conn *)o);
+    case ORDER_PASSED:
+        session_passed(cm, (const struct order_conn *)o);
         return;
     case ORDER_HOLD:
         hold_publisher(cm, (const struct order_hold *)o);

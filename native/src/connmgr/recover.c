@@ -31,7 +31,7 @@ int connmgr_load(struct connmgr *cm)
         c->in_pos = r->in_pos;
         c->end = r->out_end;
         c->dropped = r->dropped;
-        c->slow = cm->conf.slow[cm->table->slots[slot].listener % CONNMGR_LISTENERS_MAX];
+        connmgr_set_listener(cm, c);
         c->heard_ns = cm->now_ns;
         if (r->out_head) {
             c->head = (uint32_t)r->out_head - 1;

@@ -7,7 +7,7 @@
 #include "connmgr/connmgr.h"
 #include "base/crash.h"
 
-_Static_assert(NATS_SID_MAX <= JOURNAL_SID_MAX, "every sid has room in its record");
+_Static_assert(PROTOCOL_SID_MAX <= JOURNAL_SID_MAX, "every sid has room in its record");
 
 static uint32_t hash_of(const struct connmgr *cm, uint32_t conn, const char *sid, uint32_t len)
 {

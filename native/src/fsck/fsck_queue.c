@@ -61,10 +61,11 @@ static uint32_t order_size(const struct fsck *f, const struct order *o)
     const struct order_text *text = (const void *)o;
     const struct order_run *run = (const void *)o;
 
-    if (type < ORDER_DELIVER || type > ORDER_RUN ||
+    if (type < ORDER_DELIVER || type > ORDER_STATUS ||
         (o->type & ORDER_MORE && type != ORDER_DELIVER && type != ORDER_MODE) ||
         (type == ORDER_MODE && mode->rest < ORDER_MODE_REST) ||
         (type == ORDER_TEXT && (text->written < sizeof(struct order_written) || text->written > BATCH_RECORD_MAX)) ||
+        (type == ORDER_STATUS && (text->written < sizeof(struct order_said) || text->written > BATCH_RECORD_MAX)) ||
         (type == ORDER_RUN && (run->messages == 0 || run->messages > ARENA_CHUNK_MESSAGES)) ||
         o->limit > f->connmgrs)
         return 0;
@@ -169,7 +170,7 @@ static void check_named(struct fsck *f, const struct lane *l, const struct order
     if (type == ORDER_DELIVER || type == ORDER_RUN) {
         count = order_recipients(o);
         subs = type == ORDER_RUN ? ((const struct order_run *)o)->subs : order_subs(o);
-    } else if (type == ORDER_TEXT) {
+    } else if (type == ORDER_TEXT || type == ORDER_STATUS) {
         count = text->recipients;
         subs = text->subs;
     } else {
@@ -212,7 +213,8 @@ static void take_record(struct fsck *f, const struct lane *l, const struct batch
 
     if (order_has_message(o))
         meet(f, l, order_handle(o), order_messages(o), seq, at, in_inbox);
-    if (type == ORDER_DELIVER || type == ORDER_RUN || type == ORDER_NO_RESPONDERS || type == ORDER_MODE || type == ORDER_TEXT)
+    if (type == ORDER_DELIVER || type == ORDER_RUN || type == ORDER_NO_RESPONDERS || type == ORDER_MODE ||
+        type == ORDER_TEXT || type == ORDER_STATUS)
         check_named(f, l, o, seq, at, in_inbox);
     if (type == ORDER_REFUSED)
         note_change(f, l->n, ((const struct order_sub *)o)->sub);

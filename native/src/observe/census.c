@@ -1,5 +1,6 @@
 /* census: a walk through somebody else's routing segment. See census.h. */
 #include "observe/census.h"
+#include "base/subject.h"
 
 #include <string.h>
 
@@ -15,16 +16,16 @@ int census_covers(const char *pattern, uint32_t pattern_len, const char *subject
     while (p < pattern_len) {
         uint32_t pe = p, se = s;
 
-        while (pe < pattern_len && pattern[pe] != '.')
+        while (pe < pattern_len && pattern[pe] != SUBJECT_DOT)
             pe++;
-        if (pe - p == 1 && pattern[p] == '>' && pe == pattern_len)
+        if (pe - p == 1 && pattern[p] == SUBJECT_REST && pe == pattern_len)
             return s < len;
         if (s >= len)
             return 0;
-        while (se < len && subject[se] != '.')
+        while (se < len && subject[se] != SUBJECT_DOT)
             se++;
-        if (pe - p == 1 && pattern[p] == '*') {
-            if (se - s == 1 && subject[s] == '>')
+        if (pe - p == 1 && pattern[p] == SUBJECT_ANY) {
+            if (se - s == 1 && subject[s] == SUBJECT_REST)
                 return 0; /* wider than one token */
         } else if (pe - p != se - s || memcmp(pattern + p, subject + s, pe - p) != 0) {
             return 0;

@@ -24,7 +24,7 @@ uint64_t stats_fingerprint(void)
     static const uint64_t sizes[] = {
         sizeof(struct stats), sizeof(struct stats_conn), sizeof(struct connmgr_stats),
         sizeof(struct connmgr_gauges), sizeof(struct router_stats), sizeof(struct router_gauges),
-        sizeof(struct dispatcher_stats), sizeof(struct dispatcher_gauges), CLOSE_REASONS, NATS_ERRORS,
+        sizeof(struct dispatcher_stats), sizeof(struct dispatcher_gauges), CLOSE_REASONS, REFUSALS,
     };
     uint64_t mixed = 0;
 

@@ -243,18 +243,18 @@ static void write_subject(struct connmgr *cm, uint64_t hash, const uint8_t *subj
 }
 
 /* When the client says it meant to send the message; 0 if it does not. */
-static uint64_t intended(const uint8_t *head, uint32_t len)
+static uint64_t intended(const struct protocol *protocol, const uint8_t *head, uint32_t len)
 {
     static const char name[] = TRACE_HEADER;
-    const uint8_t *at = memmem(head, len, name, sizeof name - 1), *end = head + len;
+    const uint8_t *end = head + len;
+    struct field f;
     uint64_t value = 0;
 
-    if (!at)
-        return 0;
-    for (at += sizeof name - 1; at < end && *at == ' '; at++)
-        ;
-    for (; at < end && *at >= '0' && *at <= '9'; at++)
-        value = value * 10 + (uint64_t)(*at - '0');
+    do
+        head = protocol->next_field(head, end, name, sizeof name - 1, &f);
+    while (head && f.name_len != sizeof name - 1);
+    for (uint32_t i = 0; head && i < f.value_len && f.value[i] >= '0' && f.value[i] <= '9'; i++)
+        value = value * 10 + (uint64_t)(f.value[i] - '0');
     return value;
 }
 
@@ -301,7 +301,7 @@ static void begin(struct connmgr *cm, const struct conn *c, const struct trace_p
         .message = part->handle,
         .source_uid = cm->table->slots[e->conn].uid,
         .subject_hash = hash,
-        .intended_ns = searched ? intended(data + e->body, searched) : 0,
+        .intended_ns = searched ? intended(protocols[e->protocol], data + e->body, searched) : 0,
         .received_ns = e->received_ns,
         .sequence = (uint32_t)number,
         .context = about,

@@ -34,7 +34,7 @@
 #define TRACE_SEEN 4096u       /* subjects remembered as written */
 #define TRACE_CONTEXTS 4096u   /* batches whose times are remembered for deliveries that wait */
 #define TRACE_FLIGHTS 65536u   /* deliveries that wait for the kernel to take their last byte */
-#define TRACE_HEADER "Midair-Intended:"
+#define TRACE_HEADER "Midair-Intended"
 #define TRACE_HEADER_SEARCHED 1024u
 
 API struct trace_record { /* all fields: the connmgr that delivered it */

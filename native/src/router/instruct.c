@@ -54,38 +54,29 @@ void instruct_sub(struct router *rt, uint32_t connmgr, enum order_type type, uin
         (struct order_sub){.type = (uint8_t)type, .conn = conn, .sub = sub};
 }
 
-void instruct_info(struct router *rt, uint32_t connmgr, uint32_t conn, uint64_t uid, const char *text, uint32_t len)
-{
-    struct order_info *o = instruct_append(rt, connmgr, ORDER_BYTES_MIN + batch_pad(len), 0);
-
-    *o = (struct order_info){.type = ORDER_INFO, .text_len = (uint16_t)len, .conn = conn, .uid = uid};
-    memcpy(o->text, text, len);
-}
-
 void instruct_hold(struct router *rt, uint32_t connmgr, const struct ref_hold *r)
 {
     *(struct order_hold *)instruct_append(rt, connmgr, sizeof(struct order_hold), 0) =
         (struct order_hold){.type = ORDER_HOLD, .publisher = r->publisher, .consumer_uid = r->uid, .consumer = r->conn};
 }
 
-void instruct_text(struct router *rt, uint32_t connmgr, const uint32_t *slots, uint32_t count,
-                   const struct order_written *lengths, const char *subject, const char *reply,
-                   const char *header, const char *body)
+void instruct_status(struct router *rt, uint32_t connmgr, const uint32_t *slots, uint32_t count,
+                     const struct order_said *head, const char *subject, const char *reply,
+                     const char *fields, const char *body)
 {
-    uint32_t written = (uint32_t)sizeof(*lengths) + lengths->subject_len + lengths->reply_len +
-                       lengths->header_len + lengths->body_len;
+    uint32_t written = (uint32_t)sizeof(*head) + head->subject_len + head->reply_len + head->fields_len + head->body_len;
     struct order_text *o = instruct_append(rt, connmgr, ORDER_BYTES_MIN + batch_pad(count * 4) + batch_pad(written), 0);
 
-    *o = (struct order_text){.type = ORDER_TEXT, .recipients = (uint16_t)count, .written = written};
+    *o = (struct order_text){.type = ORDER_STATUS, .recipients = (uint16_t)count, .written = written};
     memcpy(o->subs, slots, (size_t)count * 4);
-    struct order_written *t = (struct order_written *)order_written(o);
+    struct order_said *t = (struct order_said *)order_said(o);
     char *to = t->text;
 
-    *t = *lengths;
-    to = mempcpy(to, subject, lengths->subject_len);
-    to = mempcpy(to, reply, lengths->reply_len);
-    to = mempcpy(to, header, lengths->header_len);
-    memcpy(to, body, lengths->body_len);
+    *t = *head;
+    to = mempcpy(to, subject, head->subject_len);
+    to = mempcpy(to, reply, head->reply_len);
+    to = mempcpy(to, fields, head->fields_len);
+    memcpy(to, body, head->body_len);
 }
 
 void instruct_trace(struct router *rt, struct batch_out *o)

@@ -68,19 +68,18 @@ struct order *instruct_mode(struct router *rt, uint32_t connmgr, uint32_t sub, u
 
 /* ---- about connections and subscriptions ---- */
 
-/* ORDER_PONG, ORDER_CLOSED, ORDER_NAME_TAKEN */
+/* ORDER_OPENED, ORDER_PASSED, ORDER_CLOSED, ORDER_NAME_TAKEN */
 void instruct_conn(struct router *rt, uint32_t connmgr, enum order_type type, uint32_t conn, uint64_t uid);
 /* ORDER_UNSUBSCRIBED, ORDER_REFUSED; `sub`: slot | epoch << 32 */
 void instruct_sub(struct router *rt, uint32_t connmgr, enum order_type type, uint32_t conn, uint64_t sub);
-void instruct_info(struct router *rt, uint32_t connmgr, uint32_t conn, uint64_t uid, const char *text, uint32_t len);
 void instruct_hold(struct router *rt, uint32_t connmgr, const struct ref_hold *r);
 
 /* ---- what the router itself says ---- */
 
 /* A message of the router's own to `count` sub slots of a connmgr. */
-void instruct_text(struct router *rt, uint32_t connmgr, const uint32_t *slots, uint32_t count,
-                   const struct order_written *lengths, const char *subject, const char *reply,
-                   const char *header, const char *body);
+void instruct_status(struct router *rt, uint32_t connmgr, const uint32_t *slots, uint32_t count,
+                     const struct order_said *head, const char *subject, const char *reply,
+                     const char *fields, const char *body);
 /* About the orders behind it (trace_marks.c). */
 void instruct_trace(struct router *rt, struct batch_out *o);
 

@@ -27,7 +27,6 @@
 #define ROUTER_PATIENCE_NS 100000000ULL /* how long others wait for a busy one that is behind: much more
                                          * than it may have to wait for a core, less than a restart */
 #define ROUTER_REDO_SOFT (REDO_PAIRS_MAX / 2) /* words of a step before it ends; a message adds 4096 at most */
-#define ROUTER_INFO_MAX 1024u
 #define ROUTER_REFS_MAX (BATCH_BYTES / REF_BYTES_MIN)
 
 API struct router_conf {
@@ -36,8 +35,6 @@ API struct router_conf {
     uint32_t spin_adaptive;
     uint64_t spin_ns;  /* see spin.h */
     uint32_t generation;
-    /* INFO is head, client id, middle, client address, tail. */
-    char info_head[ROUTER_INFO_MAX], info_middle[64], info_tail[64];
 };
 
 API struct router_stats { /* only grow */
@@ -56,7 +53,6 @@ struct sub_chain { /* derived, per subscription: the list of its session */
 };
 
 struct router {
-    struct router_conf conf;
     struct routing *seg;
     struct index *index;
     struct modes *modes; /* modes.h */
@@ -94,6 +90,7 @@ struct router {
     int marked_look;         /* some of this look were */
     uint64_t marked_batches; /* of references: the number of the present one */
     uint64_t resumed; /* stats.messages of predecessors, for show.h */
+    struct router_conf conf;
 };
 
 API int router_open(const struct router_conf *conf, struct routing *seg, const int *refs_queues,

@@ -111,25 +111,6 @@ void session_drop_sub(struct router *rt, uint32_t connmgr, uint32_t slot, int wi
     rt->stats.unsubscribed++;
 }
 
-static void send_info(struct router *rt, uint32_t to, const struct ref_open *r)
-{
-    char text[ROUTER_INFO_MAX + 256], number[24], *at = text;
-    const struct router_conf *conf = &rt->conf;
-    uint64_t uid = r->uid;
-    int digits = 0;
-
-    do
-        number[digits++] = (char)('0' + uid % 10);
-    while (uid /= 10);
-    at = stpcpy(at, conf->info_head);
-    while (digits)
-        *at++ = number[--digits];
-    at = stpcpy(at, conf->info_middle);
-    memcpy(at, r->ip, r->ip_len);
-    at = stpcpy(at + r->ip_len, conf->info_tail);
-    instruct_info(rt, to, r->conn, r->uid, text, (uint32_t)(at - text));
-}
-
 static void open_session(struct router *rt, uint32_t from, const struct ref_open *r)
 {
     struct routing_session *s = &routing_sessions(rt->seg)[r->conn];
@@ -142,7 +123,7 @@ static void open_session(struct router *rt, uint32_t from, const struct ref_open
         rt->session_subs[r->conn] = ROUTER_NONE;
         rt->stats.sessions_opened++;
     }
-    send_info(rt, from, r);
+    instruct_conn(rt, from, ORDER_OPENED, r->conn, r->uid);
 }
 
 static void ready_session(struct router *rt, uint32_t from, const struct ref_ready *r)
@@ -263,7 +244,7 @@ int session_handle(struct router *rt, uint32_t from, const struct ref *r)
     case REF_UNSUBSCRIBE:
         return unsubscribe(rt, from, (const struct ref_unsubscribe *)r);
     case REF_PING:
-        instruct_conn(rt, from, ORDER_PONG, r->conn, ((const struct ref_ping *)r)->uid);
+        instruct_conn(rt, from, ORDER_PASSED, r->conn, ((const struct ref_ping *)r)->uid);
         break;
     case REF_HOLD:
         pass_hold(rt, (const struct ref_hold *)r);

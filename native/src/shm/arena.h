@@ -67,7 +67,8 @@ struct arena_entry {        /* owner, before the reference leaves; constant whil
     uint16_t subject_len;
     uint16_t reply_len;
     uint16_t reply;         /* offset from the subject */
-    uint16_t usual;         /* 1: what follows the subject can be sent as it is (NATS_FLAG_USUAL) */
+    uint8_t usual;          /* 1: its frame can be sent as it lies to who speaks that protocol (FRAME_USUAL) */
+    uint8_t protocol;       /* whose frame it is: a number of registry.c */
     uint32_t conn;          /* slot of the sending connection */
     uint64_t received_ns;   /* CLOCK_MONOTONIC */
     uint32_t account;       /* of the sender; 0: the global one */

@@ -20,11 +20,11 @@
 enum ref_type {
     REF_MESSAGE = 1,     /* ref_message; with REF_RUN ref_run */
     REF_OPEN = 2,        /* ref_open: asks for a session */
-    REF_READY = 3,       /* ref_ready: CONNECT was accepted */
+    REF_READY = 3,       /* ref_ready: what the client says about itself was accepted */
     REF_CLOSE = 4,       /* ref_close: the connection is gone */
     REF_SUBSCRIBE = 5,   /* ref_subscribe */
     REF_UNSUBSCRIBE = 6, /* ref_unsubscribe */
-    REF_PING = 7,        /* ref_ping: when its PONG comes, everything said before it has been routed */
+    REF_PING = 7,        /* ref_ping: when ORDER_PASSED answers it, everything said before it has been routed */
     REF_HOLD = 8,        /* ref_hold: who publishes to a crowded consumer is to wait */
 };
 enum ref_flags {
@@ -210,17 +210,18 @@ enum order_type {
     ORDER_DELIVER = 1,       /* order_deliver */
     ORDER_DELETE = 2,        /* order_delete: nobody gets these messages */
     ORDER_NO_RESPONDERS = 3, /* order_no_responders: the sender is told, then the message deleted */
-    ORDER_INFO = 4,          /* order_info: the session is there, with what to send first */
-    ORDER_PONG = 5,          /* order_conn */
+    ORDER_OPENED = 4,        /* order_opened: the session is there */
+    ORDER_PASSED = 5,        /* order_conn: answers a REF_PING */
     ORDER_CLOSED = 6,        /* order_conn: its session and subscriptions are gone */
     ORDER_UNSUBSCRIBED = 7,  /* order_sub: no order names it again */
     ORDER_REFUSED = 8,       /* order_sub: the router has no room for it */
     ORDER_HOLD = 9,          /* order_hold */
     ORDER_MODE = 10,         /* order_mode */
-    ORDER_TEXT = 11,         /* order_text */
+    ORDER_TEXT = 11,         /* order_text, then order_written: of a router of the release before */
     ORDER_NAME_TAKEN = 12,   /* order_conn: its name is somebody else's */
     ORDER_TRACE = 13,        /* order_trace: about the orders after it (trace.h) */
     ORDER_RUN = 14,          /* order_run */
+    ORDER_STATUS = 15,       /* order_text, then order_said: a message of the router's own */
 };
 #define ORDER_MORE 0x80 /* in type: further recipients of this message follow for this connmgr */
 
@@ -262,14 +263,14 @@ struct order_no_responders {
     uint32_t sub; /* slot, of the sender */
     uint64_t handle;
 };
-struct order_info {
+struct order_opened {
     uint8_t type, limit;
-    uint16_t text_len;
+    uint16_t text_len; /* a router of the release before sends a greeting: it is not looked at. 0 since */
     uint32_t conn; /* slot */
     uint64_t uid;
     char text[];
 };
-struct order_conn { /* orders about a connection: PONG, CLOSED, NAME_TAKEN */
+struct order_conn { /* orders about a connection: PASSED, CLOSED, NAME_TAKEN */
     uint8_t type, limit;
     uint16_t pad;
     uint32_t conn; /* slot */
@@ -299,16 +300,44 @@ struct order_mode { /* as ORDER_DELIVER to one, with texts of its own */
     uint32_t pad;
     char text[];          /* subject, reply */
 };
-struct order_text { /* a message of the router's own: after the recipients a struct order_written */
+struct order_text { /* a message of the router's own: after the recipients what it says */
     uint8_t type, limit;
     uint16_t recipients;
-    uint32_t written; /* bytes of the struct order_written, with its texts */
+    uint32_t written; /* bytes of the struct order_said or order_written, with its texts */
     uint64_t pad;
     uint32_t subs[];  /* sub slots, padded */
 };
 struct order_written {
     uint16_t subject_len, reply_len, header_len, body_len;
     char text[];
+};
+struct order_said {
+    uint16_t subject_len, reply_len, fields_len, body_len;
+    uint16_t status; /* enum mode_status */
+    uint16_t pad[3];
+    char text[];     /* subject, reply, fields, body. A field: enum status_field and its length, a byte each, its text */
+};
+enum mode_status { /* what each means to a client is in modes_out.c */
+    STATUS_NONE = 0, /* only a body */
+    STATUS_EXPECT = 1,
+    STATUS_END = 2,
+    STATUS_BAD = 3,
+    STATUS_EXPIRED = 4,
+    STATUS_SESSION_EXISTS = 5,
+    STATUS_NO_SESSION = 6,
+    STATUS_RESPONDER_GONE = 7,
+    STATUS_REQUESTER_GONE = 8,
+    STATUS_REPLY_TOO_LONG = 9,
+    STATUS_TOO_MANY_REQUESTS = 10,
+    STATUS_TOO_MANY_LISTENERS = 11,
+    STATUS_NO_RESPONDERS = 12,
+    STATUSES = 13,
+};
+enum status_field { /* what a status says beside itself, each as text */
+    STATUS_FIELD_CLIENT = 1, /* number of a connection, */
+    STATUS_FIELD_NAME = 2,   /* and what it is called */
+    STATUS_FIELD_EXPECT = 3, /* replies to expect */
+    STATUS_FIELDS = 4,
 };
 struct order_trace {
     uint8_t type, limit;
@@ -330,7 +359,7 @@ ORDER_FITS(order_deliver, only, handle, 16);
 ORDER_FITS(order_run, messages, first, 16);
 ORDER_FITS(order_delete, pad, first, 16);
 ORDER_FITS(order_no_responders, sub, handle, 16);
-ORDER_FITS(order_info, conn, uid, 16);
+ORDER_FITS(order_opened, conn, uid, 16);
 ORDER_FITS(order_conn, conn, uid, 16);
 ORDER_FITS(order_sub, conn, sub, 16);
 ORDER_FITS(order_hold, publisher, consumer_uid, 24);
@@ -340,12 +369,12 @@ ORDER_FITS(order_trace, bytes, queued_ns, 40);
 _Static_assert(offsetof(struct order_deliver, recipients) == 2 && offsetof(struct order_deliver, subs) == 16 &&
                    offsetof(struct order_run, recipients) == 2 && offsetof(struct order_run, subs) == 16 &&
                    offsetof(struct order_delete, messages) == 2, "frozen wire layout");
-_Static_assert(offsetof(struct order_info, text_len) == 2 && offsetof(struct order_info, text) == 16 &&
+_Static_assert(offsetof(struct order_opened, text_len) == 2 && offsetof(struct order_opened, text) == 16 &&
                    offsetof(struct order_hold, consumer) == 16 && offsetof(struct order_mode, rest) == 2 &&
                    offsetof(struct order_mode, deadline_ns) == 16 && offsetof(struct order_mode, subject_len) == 24 &&
                    offsetof(struct order_mode, reply_len) == 26 && offsetof(struct order_mode, text) == 32, "frozen wire layout");
 _Static_assert(offsetof(struct order_text, recipients) == 2 && offsetof(struct order_text, subs) == 16 &&
-                   sizeof(struct order_written) == 8 && offsetof(struct order_trace, routed_ns) == 16 &&
+                   sizeof(struct order_written) == 8 && sizeof(struct order_said) == 16 && offsetof(struct order_trace, routed_ns) == 16 &&
                    offsetof(struct order_trace, source) == 36, "frozen wire layout");
 
 /* Bytes after the handle of an ORDER_MODE that has no texts. */
@@ -366,13 +395,14 @@ static inline uint32_t order_bytes(const struct order *o)
         return order_run_bytes(((const struct order_run *)o)->recipients);
     case ORDER_HOLD:
         return sizeof(struct order_hold);
-    case ORDER_INFO:
-        return ORDER_BYTES_MIN + batch_pad(((const struct order_info *)o)->text_len);
+    case ORDER_OPENED:
+        return ORDER_BYTES_MIN + batch_pad(((const struct order_opened *)o)->text_len);
     case ORDER_MODE:
         return ORDER_BYTES_MIN + batch_pad(((const struct order_mode *)o)->rest);
     case ORDER_TRACE:
         return sizeof(struct order_trace);
-    case ORDER_TEXT: {
+    case ORDER_TEXT:
+    case ORDER_STATUS: {
         const struct order_text *t = (const struct order_text *)o;
 
         return ORDER_BYTES_MIN + batch_pad(t->recipients * 4u) + batch_pad(t->written);
@@ -414,6 +444,10 @@ static inline const uint32_t *order_subs(const struct order *o)
 static inline const struct order_written *order_written(const struct order_text *o)
 {
     return (const struct order_written *)((const char *)o->subs + batch_pad(o->recipients * 4u));
+}
+static inline const struct order_said *order_said(const struct order_text *o)
+{
+    return (const struct order_said *)((const char *)o->subs + batch_pad(o->recipients * 4u));
 }
 
 #endif

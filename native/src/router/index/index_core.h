@@ -28,6 +28,7 @@
 #ifndef MIDAIR_INDEX_CORE_H
 #define MIDAIR_INDEX_CORE_H
 
+#include "base/subject.h"
 #include "router/index/index.h"
 
 #include <stdbool.h>
@@ -339,7 +340,7 @@ static inline struct token token_at(const char *subject, uint32_t len, uint32_t 
     else if (len >= 8)
         t.end = len;
     else
-        while (t.end < len && subject[t.end] != '.')
+        while (t.end < len && subject[t.end] != SUBJECT_DOT)
             t.end++;
     return t;
 }

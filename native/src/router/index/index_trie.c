@@ -42,7 +42,7 @@ bool trie_wild(const char *subject, uint32_t len)
 
     do {
         t = token_at(subject, len, t.end + 1);
-        if (token_is(subject, t, '*') || (t.end == len && token_is(subject, t, '>')))
+        if (token_is(subject, t, SUBJECT_ANY) || (t.end == len && token_is(subject, t, SUBJECT_REST)))
             return true;
     } while (t.end < len);
     return false;
@@ -51,9 +51,9 @@ bool trie_wild(const char *subject, uint32_t len)
 static uint32_t child_find(const struct index *ix, uint32_t parent, const char *pattern,
                            uint32_t len, struct token t)
 {
-    if (token_is(pattern, t, '*'))
+    if (token_is(pattern, t, SUBJECT_ANY))
         return ix->tries[parent].star;
-    if (t.end == len && token_is(pattern, t, '>'))
+    if (t.end == len && token_is(pattern, t, SUBJECT_REST))
         return ix->tries[parent].rest;
     return edge_find(ix, parent, pattern + t.start, t.end - t.start,
                      index_hash(pattern + t.start, t.end - t.start));
@@ -96,11 +96,11 @@ static uint32_t child_new(struct index *ix, uint32_t parent, const char *pattern
         return 0;
     t->parent = parent;
     t->bucket = ix->tries[parent].bucket;
-    if (token_is(pattern, token, '*')) {
+    if (token_is(pattern, token, SUBJECT_ANY)) {
         ix->tries[parent].star = id;
         return id;
     }
-    if (token.end == len && token_is(pattern, token, '>')) {
+    if (token.end == len && token_is(pattern, token, SUBJECT_REST)) {
         ix->tries[parent].rest = id;
         return id;
     }
@@ -161,7 +161,7 @@ void trie_prune(struct index *ix, uint32_t id)
 /* `a..b`, `.a`, `a.`: such a subject can be published, but no pattern means it. */
 static int has_empty_token(const char *subject, uint32_t len)
 {
-    return len == 0 || subject[0] == '.' || subject[len - 1] == '.' ||
+    return len == 0 || subject[0] == SUBJECT_DOT || subject[len - 1] == SUBJECT_DOT ||
            memmem(subject, len, "..", 2) != NULL;
 }
 

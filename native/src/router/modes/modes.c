@@ -355,21 +355,6 @@ void modes_start(struct router *rt)
 
 /* ---- texts ---- */
 
-static const char *const statuses[] = { /* code and description of the status line */
-    [STATUS_EXPECT] = "202 Accepted",
-    [STATUS_END] = "204 End",
-    [STATUS_BAD] = "400 Bad Mode",
-    [STATUS_EXPIRED] = "408 Expired",
-    [STATUS_SESSION_EXISTS] = "409 Session Exists",
-    [STATUS_NO_SESSION] = "410 No Session",
-    [STATUS_RESPONDER_GONE] = "410 Responder Gone",
-    [STATUS_REQUESTER_GONE] = "410 Requester Gone",
-    [STATUS_REPLY_TOO_LONG] = "413 Reply Subject Too Long",
-    [STATUS_TOO_MANY_REQUESTS] = "429 Too Many Requests",
-    [STATUS_TOO_MANY_LISTENERS] = "429 Too Many Listeners",
-    [STATUS_NO_RESPONDERS] = "503",
-};
-
 char *modes_put_id(char *to, uint64_t id)
 {
     for (uint32_t i = 0; i < MODE_ID_DIGITS; i++)
@@ -390,22 +375,32 @@ char *modes_put_number(char *to, uint64_t n)
     return to;
 }
 
-void modes_tell(struct router *rt, uint32_t conn, const char *reply, uint32_t reply_len,
-                enum mode_status status, const char *extra)
+void modes_add_field(struct fields *f, enum status_field field, const char *value, uint32_t len)
 {
-    char header[64 + MODES_WHO_MAX], *to = header;
+    f->text[f->len++] = (char)field;
+    f->text[f->len++] = (char)len;
+    memcpy(f->text + f->len, value, len);
+    f->len += len;
+}
+
+void modes_add_number(struct fields *f, enum status_field field, uint64_t value)
+{
+    char digits[20];
+
+    modes_add_field(f, field, digits, (uint32_t)(modes_put_number(digits, value) - digits));
+}
+
+void modes_tell(struct router *rt, uint32_t conn, const char *reply, uint32_t reply_len,
+                enum mode_status status, const struct fields *fields)
+{
     index_sub sub = route_own_sub(rt, conn, reply, reply_len);
     uint32_t slot = INDEX_SUB_SLOT(sub);
 
     if (sub == ROUTER_NONE)
         return;
-    to = stpcpy(to, "NATS/1.0 ");
-    to = stpcpy(to, statuses[status]);
-    to = stpcpy(to, "\r\n");
-    to = stpcpy(to, extra);
-    to = stpcpy(to, "\r\n");
-    instruct_text(rt, INDEX_SUB_CONNMGR(sub), &slot, 1,
-                  &(struct order_written){.subject_len = (uint16_t)reply_len, .header_len = (uint16_t)(to - header)},
-                  reply, "", header, "");
+    instruct_status(rt, INDEX_SUB_CONNMGR(sub), &slot, 1,
+                    &(struct order_said){.subject_len = (uint16_t)reply_len, .status = (uint16_t)status,
+                                         .fields_len = (uint16_t)(fields ? fields->len : 0)},
+                    reply, "", fields ? fields->text : "", "");
     rt->stats.statuses++;
 }

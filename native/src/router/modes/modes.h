@@ -28,20 +28,8 @@
 #define MODES_EXPIRE_A_STEP 32u
 #define MODES_BUCKETS 65536u           /* of the hashes of sessions and of names */
 
-enum mode_status { /* see the table in modes.c */
-    STATUS_EXPECT,
-    STATUS_END,
-    STATUS_BAD,
-    STATUS_EXPIRED,
-    STATUS_SESSION_EXISTS,
-    STATUS_NO_SESSION,
-    STATUS_RESPONDER_GONE,
-    STATUS_REQUESTER_GONE,
-    STATUS_REPLY_TOO_LONG,
-    STATUS_TOO_MANY_REQUESTS,
-    STATUS_TOO_MANY_LISTENERS,
-    STATUS_NO_RESPONDERS,
-};
+#define MODES_FIELDS_MAX 128u /* bytes of the fields of a status: a number and a name */
+_Static_assert(MODES_FIELDS_MAX >= 2 * 2 + 20 + MODE_NAME_MAX, "see above");
 
 struct request_link { /* links are number + 1; 0 ends */
     uint32_t conn_next, conn_prev; /* requests of the connection that asks */
@@ -125,17 +113,23 @@ uint32_t modes_find_leg(const struct router *rt, uint64_t id); /* or ROUTER_NONE
 uint32_t modes_find_session(const struct router *rt, uint32_t conn, const char *reply, uint32_t len);
 /* Whether the subscription a leg was given to is still the same one. */
 int modes_leg_stands(const struct router *rt, uint32_t leg);
-/* A status to the connection's own subscription to `reply`; nothing if it has none. Extra: header
- * lines. The caller has made sure of room for one batch more. */
+/* Fields of a status, one behind the other (struct order_said). */
+struct fields {
+    uint32_t len;
+    char text[MODES_FIELDS_MAX];
+};
+void modes_add_field(struct fields *f, enum status_field field, const char *value, uint32_t len);
+void modes_add_number(struct fields *f, enum status_field field, uint64_t value);
+/* A status to the connection's own subscription to `reply`; nothing if it has none. Fields may be
+ * NULL. The caller has made sure of room for one batch more. */
 void modes_tell(struct router *rt, uint32_t conn, const char *reply, uint32_t reply_len,
-                enum mode_status status, const char *extra);
+                enum mode_status status, const struct fields *fields);
 char *modes_put_id(char *to, uint64_t id);
 char *modes_put_number(char *to, uint64_t n);
 /* The slot of the connection called that, or ROUTER_NONE. */
 uint32_t modes_find_name(const struct router *rt, const char *name, uint32_t len);
-/* Who a connection is, as header lines: its number, and its name if it has one. */
-#define MODES_WHO_MAX 128u
-void modes_who(const struct router *rt, uint32_t conn, uint64_t uid, char *to);
+/* Adds who a connection is: its number, and its name if it has one. */
+void modes_add_who(const struct router *rt, uint32_t conn, uint64_t uid, struct fields *f);
 int modes_list_clients(struct router *rt, uint32_t from, const struct ref_message *r);
 void modes_hash_name(struct router *rt, uint32_t conn);
 int modes_drop_name(struct router *rt, uint32_t from, const struct ref_close *r);

@@ -57,15 +57,13 @@ static void unhash_name(struct router *rt, uint32_t conn)
         *at = rt->modes->name_next[conn];
 }
 
-void modes_who(const struct router *rt, uint32_t conn, uint64_t uid, char *to)
+void modes_add_who(const struct router *rt, uint32_t conn, uint64_t uid, struct fields *f)
 {
     const struct mode_name *n = &routing_names(rt->seg)[conn];
 
-    to = stpcpy(modes_put_number(stpcpy(to, "Midair-Client: "), uid), "\r\n");
-    if (conn >= rt->seg->names_high || !(n->word & MODE_USED) || n->uid != uid)
-        return;
-    to = mempcpy(stpcpy(to, "Midair-Name: "), n->text, length(n));
-    stpcpy(to, "\r\n");
+    modes_add_number(f, STATUS_FIELD_CLIENT, uid);
+    if (conn < rt->seg->names_high && n->word & MODE_USED && n->uid == uid)
+        modes_add_field(f, STATUS_FIELD_NAME, n->text, length(n));
 }
 
 /* {"type":"T","instance":"I","client":N and what `end` adds. */
@@ -91,11 +89,11 @@ static uint32_t subject_of(const char *name, uint32_t len, char *to)
 static void tell_watchers(struct router *rt, const char *name, uint32_t len, uint64_t uid, const char *event)
 {
     char subject[MODE_NAME_MAX + 32], body[ENTRY_MAX];
-    struct order_written lengths = {.subject_len = (uint16_t)subject_of(name, len, subject)};
+    struct order_said head = {.subject_len = (uint16_t)subject_of(name, len, subject)};
 
-    lengths.body_len = (uint16_t)(put_client(body, name, len, uid, event) - body);
-    const struct index_match *m = index_match(rt->index, subject, lengths.subject_len,
-                                              index_hash(subject, lengths.subject_len));
+    head.body_len = (uint16_t)(put_client(body, name, len, uid, event) - body);
+    const struct index_match *m = index_match(rt->index, subject, head.subject_len,
+                                              index_hash(subject, head.subject_len));
     uint32_t slots[MODES_WATCHERS_EACH], told = m->count < MODES_WATCHERS_MAX ? m->count : MODES_WATCHERS_MAX;
 
     for (uint32_t i = 0; i < told;) {
@@ -103,13 +101,13 @@ static void tell_watchers(struct router *rt, const char *name, uint32_t len, uin
 
         while (i < told && n < MODES_WATCHERS_EACH && INDEX_SUB_CONNMGR(m->subs[i]) == connmgr)
             slots[n++] = INDEX_SUB_SLOT(m->subs[i++]);
-        instruct_text(rt, connmgr, slots, n, &lengths, subject, "", "", body);
+        instruct_status(rt, connmgr, slots, n, &head, subject, "", "", body);
     }
     for (uint32_t g = 0; g < m->group_count && g < MODES_WATCHERS_EACH; g++) {
         index_sub sub = m->groups[g].subs[index_group_pick(&m->groups[g])];
 
         slots[0] = INDEX_SUB_SLOT(sub);
-        instruct_text(rt, INDEX_SUB_CONNMGR(sub), slots, 1, &lengths, subject, "", "", body);
+        instruct_status(rt, INDEX_SUB_CONNMGR(sub), slots, 1, &head, subject, "", "", body);
     }
 }
 
@@ -211,9 +209,9 @@ int modes_list_clients(struct router *rt, uint32_t from, const struct ref_messag
         *to++ = ']';
         if (!router_room(rt, from, 2))
             return 0;
-        instruct_text(rt, from, &slot, 1,
-                      &(struct order_written){.subject_len = r->reply_len, .body_len = (uint16_t)(to - page)},
-                      reply, "", "", page);
+        instruct_status(rt, from, &slot, 1,
+                        &(struct order_said){.subject_len = r->reply_len, .body_len = (uint16_t)(to - page)},
+                        reply, "", "", page);
         redo_put(&rt->redo, &in->listed, at);
         CRASH(CLIENTS_PAGE);
         router_commit_at(rt, from, router_at(rt, from, r));
@@ -221,7 +219,7 @@ int modes_list_clients(struct router *rt, uint32_t from, const struct ref_messag
     if (!router_room(rt, from, 1))
         return 0;
     if (sub != ROUTER_NONE)
-        modes_tell(rt, r->conn, reply, r->reply_len, STATUS_END, "");
+        modes_tell(rt, r->conn, reply, r->reply_len, STATUS_END, NULL);
     instruct_delete(rt, from, r->handle, 1);
     redo_put(&rt->redo, &in->listed, 0);
     return 1;

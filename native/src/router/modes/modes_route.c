@@ -20,7 +20,7 @@ static int refuse(struct router *rt, uint32_t from, const struct ref_message *r,
         return 0;
     instruct_delete(rt, from, r->handle, 1);
     if (r->reply_len)
-        modes_tell(rt, r->conn, ref_reply(r), r->reply_len, status, "");
+        modes_tell(rt, r->conn, ref_reply(r), r->reply_len, status, NULL);
     rt->stats.mode_refused++;
     return 1;
 }
@@ -252,7 +252,7 @@ static void order_legs(struct router *rt, const struct ref_message *r, uint32_t 
 static int ask_all(struct router *rt, uint32_t from, const struct ref_message *r, uint64_t hash)
 {
     uint64_t deadline_ns = ref_mode(r)->deadline_ns;
-    char expect[64];
+    struct fields expect = {.len = 0};
 
     if (!r->reply_len) /* nobody to tell: a broadcast */
         return ref_mode(r)->place == PLACE_IPC ? named(rt, from, r) : route_message(rt, from, r, hash);
@@ -276,11 +276,11 @@ static int ask_all(struct router *rt, uint32_t from, const struct ref_message *r
     if (request == ROUTER_NONE)
         return refuse(rt, from, r, STATUS_TOO_MANY_REQUESTS);
     order_legs(rt, r, request, count, deadline_ns);
-    stpcpy(modes_put_number(stpcpy(expect, "Midair-Expect: "), count), "\r\n");
+    modes_add_number(&expect, STATUS_FIELD_EXPECT, count);
     for (uint32_t i = 0; i < count; i++)
         route_count_pick(rt, rt->picks[i]);
     route_drop_spent(rt);
-    modes_tell(rt, r->conn, ref_reply(r), r->reply_len, STATUS_EXPECT, expect);
+    modes_tell(rt, r->conn, ref_reply(r), r->reply_len, STATUS_EXPECT, &expect);
     CRASH(MODE_ASKED_ALL);
     rt->stats.mode_requests++;
     return 1;
@@ -318,7 +318,7 @@ static int reply(struct router *rt, uint32_t from, const struct ref_message *r)
     } else if (mode != MODE_MORE) {
         modes_free_leg(rt, leg);
         if (!rt->modes->request_links[request].open) {
-            modes_tell(rt, q->conn, q->reply, q->reply_len, STATUS_END, "");
+            modes_tell(rt, q->conn, q->reply, q->reply_len, STATUS_END, NULL);
             modes_free_request(rt, request);
         }
     }

@@ -17,14 +17,14 @@ static void responder_gone(struct router *rt, uint32_t leg)
     const struct mode_leg *g = &routing_legs(rt->seg)[leg];
     uint32_t request = g->request;
     const struct mode_request *q = &routing_requests(rt->seg)[request];
-    char who[MODES_WHO_MAX];
+    struct fields who = {.len = 0};
 
-    modes_who(rt, g->conn, g->uid, who);
-    modes_tell(rt, q->conn, q->reply, q->reply_len, STATUS_RESPONDER_GONE, who);
+    modes_add_who(rt, g->conn, g->uid, &who);
+    modes_tell(rt, q->conn, q->reply, q->reply_len, STATUS_RESPONDER_GONE, &who);
     modes_free_leg(rt, leg);
     if (!rt->modes->request_links[request].open) {
         if ((uint8_t)q->word == MODE_FANOUT)
-            modes_tell(rt, q->conn, q->reply, q->reply_len, STATUS_END, "");
+            modes_tell(rt, q->conn, q->reply, q->reply_len, STATUS_END, NULL);
         modes_free_request(rt, request);
     }
     rt->stats.mode_gone++;
@@ -35,7 +35,6 @@ static void requester_gone(struct router *rt, uint32_t request)
 {
     const struct mode_request *q = &routing_requests(rt->seg)[request];
     uint32_t leg = rt->modes->request_links[request].legs - 1;
-    static const char header[] = "NATS/1.0 410 Requester Gone\r\n\r\n";
 
     if ((uint8_t)q->word == MODE_SESSION && modes_leg_stands(rt, leg)) {
         index_sub sub = routing_legs(rt->seg)[leg].sub;
@@ -44,10 +43,10 @@ static void requester_gone(struct router *rt, uint32_t request)
 
         memcpy(id, MODE_REPLY_PREFIX, sizeof MODE_REPLY_PREFIX - 1);
         modes_put_id(id + sizeof MODE_REPLY_PREFIX - 1, modes_leg_id(rt, leg));
-        instruct_text(rt, INDEX_SUB_CONNMGR(sub), &slot, 1,
-                      &(struct order_written){.subject_len = sizeof id, .reply_len = sizeof id,
-                                              .header_len = sizeof header - 1},
-                      id, id, header, "");
+        instruct_status(rt, INDEX_SUB_CONNMGR(sub), &slot, 1,
+                        &(struct order_said){.subject_len = sizeof id, .reply_len = sizeof id,
+                                             .status = STATUS_REQUESTER_GONE},
+                        id, id, "", "");
         rt->stats.statuses++;
     }
     modes_free_request(rt, request);
@@ -117,7 +116,7 @@ void modes_expire(struct router *rt)
 
         if (!router_room(rt, modes_connmgr(rt, q->conn), 1))
             break;
-        modes_tell(rt, q->conn, q->reply, q->reply_len, STATUS_EXPIRED, "");
+        modes_tell(rt, q->conn, q->reply, q->reply_len, STATUS_EXPIRED, NULL);
         modes_free_request(rt, m->heap[0]);
         rt->stats.mode_expired++;
         CRASH(MODE_EXPIRED);

@@ -1,13 +1,16 @@
-"""CONNECT: what a client says about itself, and what follows from it."""
+"""NATS: INFO, and what CONNECT says about a client."""
 
 from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
 from typing import Any
 
+from connmgr import protocols
+from connmgr.protocols import Client, RefusedError, Server
 from native import connmgr as native
+
+PROTO = 1  # the server may send INFO again
 
 # The flags of CONNECT: the option of the data plane, and whether it is the opposite.
 _FLAGS = {
@@ -24,22 +27,28 @@ IPC_PREFIX = "ipc:"
 _IPC_NAME = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+")
 
 
-class RefusedError(Exception):
-    """A CONNECT that is not accepted: its text goes into -ERR."""
+def greeting(server: Server) -> bytes:
+    """INFO, with places for what differs from client to client."""
+    host, _, port = server.listen.rpartition(":")
+    info = {
+        "server_id": f"MIDAIR-{server.instance}",
+        "server_name": server.name,
+        "version": server.version,
+        "proto": PROTO,
+        "host": host.strip("[]"),
+        "port": int(port),
+        "headers": True,
+        "max_payload": server.max_payload,
+    }
+    head = json.dumps(info, separators=(",", ":")).encode()[:-1]
+    client = b',"client_id":%b,"client_ip":"%b"} \r\n' % (native.CLIENT_ID, native.CLIENT_IP)
+    text = b"INFO " + head + client
+    if len(text) >= native.GREETING_MAX:
+        raise ValueError(f"INFO of {len(text)} bytes, at most {native.GREETING_MAX - 1} fit")
+    return text
 
 
-@dataclass(frozen=True)
-class Client:
-    """A client after its CONNECT."""
-
-    options: int  # of the data plane
-    name: str
-    lang: str
-    version: str
-    ipc_name: str  # TYPE.INSTANCE it can be addressed by, or empty
-
-
-def parse(data: bytes, options: int) -> Client:
+def connect(data: bytes, options: int) -> Client:
     """The client described by the JSON of a CONNECT; what it leaves out stays as it was."""
     try:
         said: Any = json.loads(data)
@@ -75,3 +84,13 @@ def _ipc_name(name: str) -> str:
     if len(asked) >= native.NAME_MAX or not _IPC_NAME.fullmatch(asked):
         raise RefusedError("Invalid Client Name")
     return asked
+
+
+class Protocol(protocols.Protocol):
+    """As the connmgr uses it."""
+
+    def greeting(self, server: Server) -> bytes:
+        return greeting(server)
+
+    def connect(self, data: bytes, options: int) -> Client:
+        return connect(data, options)

@@ -1,4 +1,7 @@
-/* codec_nats: see codec_nats.h for the contract.
+/* parse: frames of the NATS client protocol, in the direction client to server. See protocol.h.
+ *
+ * The structure: none is kept. A parse is a pure function of one contiguous buffer that begins at a
+ *               frame boundary; the frames it describes are offsets into it.
  *
  * Two ways through. parse_usual() takes a PUB or HPUB written the way every client library
  * writes it ("PUB subject [reply] size\r\n", single blanks) in one pass over the line and
@@ -6,7 +9,9 @@
  * operation, finds the end of the line, and then splits it. What was declined goes there, so
  * that almost every error is decided in that one place.
  */
-#include "protocol/nats/codec_nats.h"
+#include "protocol/nats/nats.h"
+
+#include "base/subject.h"
 
 #include <string.h>
 
@@ -77,9 +82,9 @@ static inline const uint8_t *token_end(const uint8_t *p, const uint8_t *stop)
 static inline int finish_body(const uint8_t *buf, uint64_t len, uint64_t body_end)
 {
     if (len >= body_end + 2)
-        return load16(buf + body_end) == CRLF ? 1 : NATS_E_UNKNOWN_OP;
+        return load16(buf + body_end) == CRLF ? 1 : -REFUSED_UNKNOWN_OP;
     if (len > body_end && buf[body_end] != '\r')
-        return NATS_E_UNKNOWN_OP;
+        return -REFUSED_UNKNOWN_OP;
     return 0;
 }
 
@@ -120,26 +125,31 @@ static inline int32_t sizes_at(const uint8_t *p, const int hpub, uint32_t *ret_h
     return total;
 }
 
-static int parse_line(const uint8_t *buf, uint64_t len, const struct nats_limits *limits,
-                      struct nats_frame *ret_frame) __attribute__((noinline));
+static int parse_line(const uint8_t *buf, uint64_t len, const struct frame_limits *limits,
+                      struct frame *ret_frame) __attribute__((noinline));
 
-/* Every decline is a tail call, so that the usual case saves no registers. Pedantic clients
- * (interactive ones: libraries switch it off) are declined for the same reason. Inlined once
- * for each operation, into a function of its own: together they would save registers again. */
+/* The longest line parse_usual() takes. None of pedantic clients (interactive ones: libraries switch
+ * it off), whose subjects are judged. */
+static uint64_t usual_line(const struct frame_limits *limits)
+{
+    if (limits->pedantic)
+        return 0;
+    return limits->max_control_line < NATS_LINE_MAX ? limits->max_control_line : NATS_LINE_MAX;
+}
+
+/* Inlined once for each operation: PUB into the loop over a read, HPUB into a function of its own. */
 static inline __attribute__((always_inline)) int
-parse_usual(const uint8_t *buf, uint64_t len, const struct nats_limits *limits,
-            struct nats_frame *ret_frame, const int hpub)
+parse_usual(const uint8_t *buf, uint64_t len, const struct frame_limits *limits, uint64_t usual_max,
+            struct frame *ret_frame, const int hpub)
 {
     const uint32_t subject = hpub ? 5 : 4; /* "HPUB ", "PUB " */
     const uint64_t margin = hpub ? HPUB_MARGIN : PUB_MARGIN;
-    uint64_t line_max = len < NATS_LINE_MAX ? len : NATS_LINE_MAX;
+    uint64_t line_max = len < usual_max ? len : usual_max;
     const uint8_t *stop, *word, *p;
     uint32_t subject_len, header = 0;
     int32_t size;
 
-    if (line_max > limits->max_control_line)
-        line_max = limits->max_control_line;
-    if (line_max < margin + 8 || limits->pedantic || (hpub && !limits->headers))
+    if (line_max < margin + 8 || (hpub && !limits->headers))
         return parse_line(buf, len, limits, ret_frame);
     stop = buf + line_max - margin;
     p = token_end(buf + subject, stop);
@@ -148,9 +158,10 @@ parse_usual(const uint8_t *buf, uint64_t len, const struct nats_limits *limits,
         return parse_line(buf, len, limits, ret_frame);
     word = p + 1;
     size = sizes_at(word, hpub, &header, &p);
-    *ret_frame = (struct nats_frame){
-        .op = hpub ? NATS_HPUB : NATS_PUB,
-        .flags = NATS_FLAG_USUAL,
+    *ret_frame = (struct frame){
+        .op = FRAME_MESSAGE,
+        .verb = hpub ? NATS_HPUB : NATS_PUB,
+        .flags = FRAME_USUAL,
         .subject_len = (uint16_t)subject_len,
         .subject = subject,
     };
@@ -165,7 +176,7 @@ parse_usual(const uint8_t *buf, uint64_t len, const struct nats_limits *limits,
             return parse_line(buf, len, limits, ret_frame);
     }
     if ((uint32_t)size > limits->max_payload)
-        return NATS_E_PAYLOAD;
+        return -REFUSED_PAYLOAD;
     ret_frame->body = (uint32_t)(p - buf);
     ret_frame->header_len = header;
     if (hpub && !header) /* becomes a MSG, which has no room for a header size */
@@ -176,24 +187,31 @@ parse_usual(const uint8_t *buf, uint64_t len, const struct nats_limits *limits,
 }
 
 static __attribute__((noinline)) int parse_hpub(const uint8_t *buf, uint64_t len,
-                                                const struct nats_limits *limits,
-                                                struct nats_frame *ret_frame)
+                                                const struct frame_limits *limits, uint64_t usual_max,
+                                                struct frame *ret_frame)
 {
-    return parse_usual(buf, len, limits, ret_frame, 1);
+    return parse_usual(buf, len, limits, usual_max, ret_frame, 1);
 }
 
 static const struct operation {
     char name[8]; /* lower case */
     uint8_t len;
-    uint8_t op;
+    uint8_t verb;
     uint8_t blank; /* must be followed by a blank */
+    uint8_t op;
 } operations[] = {
-    {"pub", 3, NATS_PUB, 1},     {"hpub", 4, NATS_HPUB, 1},       {"sub", 3, NATS_SUB, 1},
-    {"unsub", 5, NATS_UNSUB, 1}, {"ping", 4, NATS_PING, 0},       {"pong", 4, NATS_PONG, 0},
-    {"+ok", 3, NATS_OK, 0},      {"connect", 7, NATS_CONNECT, 0}, {"info", 4, NATS_INFO, 0},
+    {"pub", 3, NATS_PUB, 1, FRAME_MESSAGE},
+    {"hpub", 4, NATS_HPUB, 1, FRAME_MESSAGE},
+    {"sub", 3, NATS_SUB, 1, FRAME_SUBSCRIBE},
+    {"unsub", 5, NATS_UNSUB, 1, FRAME_UNSUBSCRIBE},
+    {"ping", 4, NATS_PING, 0, FRAME_PING},
+    {"pong", 4, NATS_PONG, 0, FRAME_NOTHING},
+    {"+ok", 3, NATS_OK, 0, FRAME_NOTHING},
+    {"connect", 7, NATS_CONNECT, 0, FRAME_CONNECT},
+    {"info", 4, NATS_INFO, 0, FRAME_NOTHING},
 };
 
-/* 1: found. 0: too few bytes to tell. NATS_E_UNKNOWN_OP: none can follow. */
+/* 1: found. 0: too few bytes to tell. -REFUSED_UNKNOWN_OP: none can follow. */
 static int find_operation(const uint8_t *buf, uint64_t len, const struct operation **ret_op)
 {
     for (size_t i = 0; i < sizeof operations / sizeof *operations; i++) {
@@ -211,14 +229,14 @@ static int find_operation(const uint8_t *buf, uint64_t len, const struct operati
         }
         if (n == o->len) {
             if (o->blank && n < len && !is_blank(buf[n]))
-                return NATS_E_UNKNOWN_OP;
+                return -REFUSED_UNKNOWN_OP;
             *ret_op = o;
             return 1;
         }
         if (n == len)
             return 0;
     }
-    return NATS_E_UNKNOWN_OP;
+    return -REFUSED_UNKNOWN_OP;
 }
 
 struct words {
@@ -226,7 +244,7 @@ struct words {
     uint32_t start[4], len[4];
 };
 
-/* Splits [at, end) at blanks. NATS_E_PARSER: a stray CR, or more than four words. */
+/* Splits [at, end) at blanks. -REFUSED_PARSER: a stray CR, or more than four words. */
 static int split_words(const uint8_t *buf, uint32_t at, uint32_t end, struct words *ret_words)
 {
     ret_words->count = 0;
@@ -238,11 +256,11 @@ static int split_words(const uint8_t *buf, uint32_t at, uint32_t end, struct wor
         if (at == end)
             return 0;
         if (n == 4)
-            return NATS_E_PARSER;
+            return -REFUSED_PARSER;
         start = at;
         while (at < end && !is_blank(buf[at]))
             if (buf[at++] == '\r')
-                return NATS_E_PARSER;
+                return -REFUSED_PARSER;
         ret_words->start[n] = start;
         ret_words->len[n] = at - start;
         ret_words->count = n + 1;
@@ -270,21 +288,21 @@ static int parse_size(const uint8_t *buf, const struct words *w, uint32_t i, uin
     uint64_t value;
 
     if (!parse_number(buf + w->start[i], w->len[i], NATS_SIZE_DIGITS_MAX, &value))
-        return NATS_E_PARSER;
+        return -REFUSED_PARSER;
     *ret_size = (uint32_t)value;
     return 0;
 }
 
 /* PUB subject [reply] size; HPUB subject [reply] header-size total-size. */
 static int parse_publish(const uint8_t *buf, const struct words *w,
-                         const struct nats_limits *limits, struct nats_frame *f)
+                         const struct frame_limits *limits, struct frame *f)
 {
-    uint32_t sizes = f->op == NATS_HPUB ? 2 : 1;
+    uint32_t sizes = f->verb == NATS_HPUB ? 2 : 1;
 
-    if (f->op == NATS_HPUB && !limits->headers)
-        return NATS_E_HEADERS;
+    if (f->verb == NATS_HPUB && !limits->headers)
+        return -REFUSED_HEADERS;
     if (w->count != 1 + sizes && w->count != 2 + sizes)
-        return NATS_E_PARSER;
+        return -REFUSED_PARSER;
     f->subject = w->start[0];
     f->subject_len = (uint16_t)w->len[0];
     if (w->count == 2 + sizes) {
@@ -292,57 +310,57 @@ static int parse_publish(const uint8_t *buf, const struct words *w,
         f->reply_len = (uint16_t)w->len[1];
     }
     if (parse_size(buf, w, w->count - 1, &f->total_len) < 0)
-        return NATS_E_PARSER;
+        return -REFUSED_PARSER;
     if (sizes == 2 && parse_size(buf, w, w->count - 2, &f->header_len) < 0)
-        return NATS_E_PARSER;
+        return -REFUSED_PARSER;
     if (f->header_len > f->total_len)
-        return NATS_E_PARSER;
+        return -REFUSED_PARSER;
     if (f->total_len > limits->max_payload)
-        return NATS_E_PAYLOAD;
-    if (limits->pedantic && !nats_subject_valid(buf + f->subject, f->subject_len, 0))
-        f->flags = NATS_FLAG_BAD_SUBJECT;
+        return -REFUSED_PAYLOAD;
+    if (limits->pedantic && !subject_valid(buf + f->subject, f->subject_len, 0))
+        f->flags = FRAME_BAD_SUBJECT;
     f->body = (uint32_t)f->bytes;
     f->bytes += (uint64_t)f->total_len + 2;
     return 0;
 }
 
-static int set_sid(const struct words *w, uint32_t i, struct nats_frame *f)
+static int set_sid(const struct words *w, uint32_t i, struct frame *f)
 {
     if (w->len[i] > NATS_SID_MAX)
-        return NATS_E_SID;
+        return -REFUSED_SID;
     f->sid = w->start[i];
-    f->sid_len = (uint16_t)w->len[i];
+    f->sid_len = (uint8_t)w->len[i];
     return 0;
 }
 
 /* SUB subject [queue] sid. */
-static int parse_sub(const uint8_t *buf, const struct words *w, struct nats_frame *f)
+static int parse_sub(const uint8_t *buf, const struct words *w, struct frame *f)
 {
     if (w->count != 2 && w->count != 3)
-        return NATS_E_PARSER;
+        return -REFUSED_PARSER;
     f->subject = w->start[0];
     f->subject_len = (uint16_t)w->len[0];
     if (w->count == 3) {
         f->queue = w->start[1];
         f->queue_len = (uint16_t)w->len[1];
     }
-    if (!nats_subject_valid(buf + f->subject, f->subject_len, 1))
-        f->flags = NATS_FLAG_BAD_SUBJECT;
+    if (!subject_valid(buf + f->subject, f->subject_len, 1))
+        f->flags = FRAME_BAD_SUBJECT;
     return set_sid(w, w->count - 1, f);
 }
 
 /* UNSUB sid [max]. */
-static int parse_unsub(const uint8_t *buf, const struct words *w, struct nats_frame *f)
+static int parse_unsub(const uint8_t *buf, const struct words *w, struct frame *f)
 {
     if (w->count != 1 && w->count != 2)
-        return NATS_E_PARSER;
+        return -REFUSED_PARSER;
     if (w->count == 2)
         (void)parse_number(buf + w->start[1], w->len[1], 18, &f->max_msgs);
     return set_sid(w, 0, f);
 }
 
-static int parse_line(const uint8_t *buf, uint64_t len, const struct nats_limits *limits,
-                      struct nats_frame *f)
+static int parse_line(const uint8_t *buf, uint64_t len, const struct frame_limits *limits,
+                      struct frame *f)
 {
     uint64_t line_max = (uint64_t)limits->max_control_line + NATS_LINE_SLACK;
     const struct operation *o;
@@ -359,13 +377,14 @@ static int parse_line(const uint8_t *buf, uint64_t len, const struct nats_limits
         line_max = NATS_LINE_MAX;
     newline = memchr(buf, '\n', len < line_max ? len : line_max);
     if (!newline)
-        return len < line_max ? 0 : NATS_E_CONTROL_LINE;
+        return len < line_max ? 0 : -REFUSED_CONTROL_LINE;
     end = (uint32_t)(newline - buf);
     f->bytes = (uint64_t)end + 1;
     f->op = o->op;
+    f->verb = o->verb;
     if (end > o->len && buf[end - 1] == '\r')
         end--;
-    switch (f->op) {
+    switch (f->verb) {
     case NATS_PUB:
     case NATS_HPUB:
     case NATS_SUB:
@@ -384,9 +403,9 @@ static int parse_line(const uint8_t *buf, uint64_t len, const struct nats_limits
     }
     if (r < 0)
         return r;
-    if (f->op == NATS_SUB)
+    if (f->op == FRAME_SUBSCRIBE)
         r = parse_sub(buf, &words, f);
-    else if (f->op == NATS_UNSUB)
+    else if (f->op == FRAME_UNSUBSCRIBE)
         r = parse_unsub(buf, &words, f);
     else
         r = parse_publish(buf, &words, limits, f);
@@ -397,61 +416,81 @@ static int parse_line(const uint8_t *buf, uint64_t len, const struct nats_limits
     return finish_body(buf, len, f->bytes - 2);
 }
 
-int nats_parse(const uint8_t *buf, uint64_t len, const struct nats_limits *limits,
-               struct nats_frame *ret_frame)
+/* One frame: 1, 0 or -enum refusal. */
+static inline int parse_one(const uint8_t *buf, uint64_t len, const struct frame_limits *limits, uint64_t usual_max,
+                            struct frame *ret_frame)
 {
     /* "PUB " and "HPUB " in either case. Setting that bit makes a 'p' only of 'P' and 'p', and
      * so on; the blank is compared as it is. */
     if (len >= 4 && (load32(buf) | 0x00202020u) == 0x20627570u)
-        return parse_usual(buf, len, limits, ret_frame, 0);
+        return parse_usual(buf, len, limits, usual_max, ret_frame, 0);
     if (len >= 5 && (load32(buf) | 0x20202020u) == 0x62757068u && buf[4] == ' ')
-        return parse_hpub(buf, len, limits, ret_frame);
+        return parse_hpub(buf, len, limits, usual_max, ret_frame);
     return parse_line(buf, len, limits, ret_frame);
 }
 
-const char *nats_error_text(int error)
+/* Whether the frame at `p` has the control line of the one before it, `f`, and is whole. Most that
+ * have not differ in the last bytes, the end of the subject and the size: a line has eight at least. */
+static inline int is_repeat(const uint8_t *p, uint64_t len, const struct frame *f)
 {
-    switch (error) {
-    case NATS_E_UNKNOWN_OP:
-        return "Unknown Protocol Operation";
-    case NATS_E_CONTROL_LINE:
-        return "maximum control line exceeded";
-    case NATS_E_PAYLOAD:
-        return "Maximum Payload Violation";
-    case NATS_E_SUBJECT:
-        return "Invalid Subject";
-    case NATS_E_SID:
-        return "Invalid Subscription Identifier";
-    case NATS_E_HEADERS:
-        return "message headers not supported";
-    case NATS_E_PUB_SUBJECT:
-        return "Invalid Publish Subject";
-    default:
-        return "Parser Error";
-    }
+    const uint8_t *end = p + f->body;
+
+    return len >= f->bytes && memcmp(end - 8, end - 8 - f->bytes, 8) == 0 && memcmp(p, p - f->bytes, f->body) == 0 &&
+           load16(p + f->bytes - 2) == CRLF;
 }
 
-int nats_subject_valid(const uint8_t *s, uint32_t len, int wildcards)
+uint32_t nats_parse(const uint8_t *buf, uint64_t len, const struct frame_limits *limits, struct frame *ret_frames,
+                    uint32_t most, int *ret_status)
 {
-    uint32_t start = 0;
+    struct frame *f = ret_frames, *last = ret_frames + most;
+    const uint8_t *end = buf + len;
+    uint64_t usual_max = usual_line(limits);
+    const int repeats = limits->repeats;
+    int status = 1;
 
-    for (uint32_t i = 0;; i++) {
-        uint8_t c = i < len ? s[i] : '.';
+    while (f < last && buf < end) {
+        status = parse_one(buf, (uint64_t)(end - buf), limits, usual_max, f);
+        if (status <= 0)
+            break;
+        buf += f->bytes;
+        if (repeats && f->flags == FRAME_USUAL && !f->header_len && !f->reply_len &&
+            is_repeat(buf, (uint64_t)(end - buf), f)) {
+            uint32_t count = 0;
 
-        if (c == '.') {
-            if (i == start)
-                return 0;
-            if (i - start == 1) {
-                if (s[start] == '*' && !wildcards)
-                    return 0;
-                if (s[start] == '>' && (!wildcards || i != len))
-                    return 0;
-            }
-            if (i == len)
-                return 1;
-            start = i + 1;
-        } else if (is_blank(c) || c == '\r' || c == '\n') {
-            return 0;
+            do
+                buf += f->bytes;
+            while (++count < UINT16_MAX && is_repeat(buf, (uint64_t)(end - buf), f));
+            f->repeats = (uint16_t)count;
         }
+        if (f++->op == FRAME_CONNECT)
+            break;
     }
+    *ret_status = status;
+    return (uint32_t)(f - ret_frames);
+}
+
+const uint8_t *nats_next_field(const uint8_t *at, const uint8_t *end, const char *prefix, uint32_t prefix_len,
+                               struct field *ret_field)
+{
+    while (at && at + prefix_len + 1 < end) {
+        const uint8_t *line = at, *stop = memchr(line, '\n', (size_t)(end - line)), *value;
+
+        if (!stop)
+            return NULL;
+        at = stop + 1;
+        if (memcmp(line, prefix, prefix_len) != 0)
+            continue;
+        value = memchr(line, ':', (size_t)(stop - line));
+        ret_field->name = line;
+        ret_field->name_len = value ? (uint32_t)(value - line) : 0;
+        value = value ? value + 1 : stop;
+        while (value < stop && is_blank(*value))
+            value++;
+        while (stop > value && (is_blank(stop[-1]) || stop[-1] == '\r'))
+            stop--;
+        ret_field->value = value;
+        ret_field->value_len = (uint32_t)(stop - value);
+        return at;
+    }
+    return NULL;
 }
