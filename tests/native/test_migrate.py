@@ -117,6 +117,8 @@ class Release01:
                     self.random.getrandbits(64)
                 )
             self.records(made, entries + n * 4096 * 40, "r01_entry", chunk.messages)
+            for entry in range(chunk.messages):  # 0 or 1: what is above it is the protocol now
+                made.at(entries + n * 4096 * 40, "r01_entry")[entry].usual &= 1
             made.map[data + n * 131072 : data + n * 131072 + 131072] = self.random.randbytes(131072)
         arena.maybe_free[0] = self.random.getrandbits(64)
         sizes = (chunks, 64 << 16, 40 << 32, 128 * 1024 << 40)
