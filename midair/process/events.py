@@ -170,8 +170,8 @@ def tell(event: dict[str, Any]) -> str:
         return f"{who} recovered in {_ms(said.get('took_ms'))}" + (f": {found}" if found else "")
     if kind == MIGRATED:
         return (
-            f"{who} converted {said.get('segments')} segments in {_ms(said.get('took_ms'))}; "
-            f"all parts but the keeper stood still for {_ms(said.get('stood_ms'))}"
+            f"{who} converted {said.get('segments')} segments in {_ms(said.get('took_ms'))}, "
+            f"{_ms(said.get('stood_ms'))} after everything began to stand still"
         )
     if kind == BACK:
         return f"{who} back, away for {_ms(said.get('away_ms'))}"

@@ -23,9 +23,12 @@ from midair.process.runtime import Runtime
 from tests.support.instance import PATIENCE_S, Instance, eventually
 from tests.support.live import Client, OneActive, held, nobody_notices
 
-pytestmark = pytest.mark.skipif(
-    "MIDAIR_TEST_SERVER" in os.environ, reason="is about instances that the tests start"
-)
+pytestmark = [
+    pytest.mark.alone,  # watchdogs of a second: a busy machine would make healthy processes hang
+    pytest.mark.skipif(
+        "MIDAIR_TEST_SERVER" in os.environ, reason="is about instances that the tests start"
+    ),
+]
 Make = Callable[..., Instance]
 PARTS = ["keeper", "router", "connmgr/0", "dispatcher"]
 STANDING_BY = PARTS[1:]

@@ -167,7 +167,7 @@ class Client:
             self.orders.close()
 
 
-class Storm:
+class Run:
     """One run."""
 
     def __init__(self, options: Options, tell: Callable[[str], None]) -> None:
@@ -360,7 +360,7 @@ def can_upgrade() -> bool:
 
 def storm(options: Options, tell: Callable[[str], None] = print) -> Report:
     """Runs one storm. StormError says what broke, and how to see it again."""
-    it = Storm(options, tell)
+    it = Run(options, tell)
     try:
         return it.run()
     except StormError as error:

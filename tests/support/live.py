@@ -80,7 +80,7 @@ class Watcher(threading.Thread):
             self.join(RUN_S_MAX + PATIENCE_S)
 
 
-class Load(Watcher):
+class Traffic(Watcher):
     """loadgen at full speed, one run after the other; it checks what arrives."""
 
     def __init__(self, instance: Instance) -> None:
@@ -192,7 +192,7 @@ def held(instance: Instance, count: int) -> Iterator[list[Client]]:
 @contextlib.contextmanager
 def nobody_notices(instance: Instance, connections: int = 40) -> Iterator[None]:
     """Load, connections held open and connections being opened, around what happens inside."""
-    with held(instance, connections), Load(instance) as load, Opener(instance) as opener:
+    with held(instance, connections), Traffic(instance) as traffic, Opener(instance) as opener:
         yield
-    assert isinstance(load, Load)
-    print(f"{load.deliveries} deliveries checked, {opener.turns} connections opened meanwhile")
+    assert isinstance(traffic, Traffic)
+    print(f"{traffic.deliveries} deliveries checked, {opener.turns} connections opened meanwhile")

@@ -29,6 +29,8 @@ KEEPER, ROUTER, DISPATCHER = "midair-keeper", "midair-router", "midair-dispatche
 CONNMGRS = ("midair-connmgr@0", "midair-connmgr@1")
 SERVICES = (KEEPER, ROUTER, *CONNMGRS, DISPATCHER)
 SOCKETS = tuple(f"{name}.socket" for name in (KEEPER, *CONNMGRS, DISPATCHER))
+pytestmark = pytest.mark.timeout(1200)  # the first one makes, installs and boots the container
+
 KILLS = 12  # of one service in a row: more than systemd's usual limit of 5 starts in 10 s
 
 
