@@ -1,9 +1,9 @@
 """Crash points: a process that was told to kills itself with SIGKILL at a named place.
 
-For tests. $MIDAIR_CRASH names a file with one line `COMPONENT POINT PASSES MARKER` (COMPONENT may
-be `connmgr/*`: whichever comes there first). A component reads it when it starts, and at the given
-pass of the point removes the file MARKER and dies. That file is there once, so the successor lives,
-and so does a process that was armed with an earlier one.
+For tests. $MIDAIR_CRASH names a file with lines `COMPONENT POINT PASSES MARKER` (COMPONENT may be
+`connmgr/*`: the one that comes there first). A component reads it when it starts, takes the first
+line that names it, and at the given pass of the point removes the file MARKER and dies. That file
+is there once, so the successor lives, and so does a process that was armed with an earlier one.
 Points in C exist only in a build made with `native/build.py --crash-points`; those in Python
 are in POINTS and MIGRATION_POINTS below.
 """
@@ -27,6 +27,7 @@ POINTS = {
 
 # The same of a conversion (standstill.py, native/migrate.py): they come up in an upgrade only.
 MIGRATION_POINTS = (
+    "migrate.standing",  # it has the role, and waits for the other parts
     "migrate.decided",  # nothing goes back any more; nothing is converted
     "migrate.finished",  # a step that was committed is finished in the old segment
     "migrate.built",  # the new segment lies beside the old one
@@ -45,11 +46,14 @@ def arm(component: str) -> None:
         return
     try:
         with open(path) as file:
-            who, point, passes, marker = file.read().split()
-    except (OSError, ValueError):
+            lines = [line.split() for line in file]
+    except OSError:
         return
-    if who != component and who != component.split("/")[0] + "/*":
+    ours = (component, component.split("/")[0] + "/*")
+    found = [words[1:] for words in lines if len(words) == 4 and words[0] in ours]
+    if not found:
         return
+    point, passes, marker = found[0]
     if point in POINTS or point in MIGRATION_POINTS:
         _armed, _left = (point, marker), int(passes)
         return

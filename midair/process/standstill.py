@@ -134,6 +134,7 @@ class Standstill:
         self._presence = Presence(program)
         program.log.info("%s: layout of the release before; standing still", ", ".join(old))
         program.ready("standing still until all parts are of this release", serving=False)
+        crash.here("migrate.standing")
         self._wait_for_all()
         crash.here("migrate.decided")
         stood = time.monotonic()

@@ -30,6 +30,7 @@ MAGIC, PAGE = ipc.MAGIC, 4096
 CHUNKS, CONNS, SUBS, BLOCKS, SESSIONS, CONNMGRS = 64, 96, 80, 16, 200, 3
 CELLS, REQUESTS, LEGS = 65536, 65536, 131072
 FREE, OPEN, CLOSED, CHAIN = range(4)
+CONNECTED = 1 << 13
 
 
 def page_up(n: int) -> int:
@@ -143,6 +144,10 @@ class Release01:
         for n in range(32):
             journal.open_handle[n] = self.random.getrandbits(64)
         self.records(made, conns, "r01_conn", CONNS - 3)
+        for n in range(CONNS - 3):  # NONE to CLOSING, never OPEN without CONNECTED
+            made.at(conns, "r01_conn")[n].phase = (
+                self.random.getrandbits(24) & ~0xFF | CONNECTED | n % 5
+            )
         self.records(made, subs, "r01_sub", SUBS - 4)
         self.records(made, segs, "r01_seg", BLOCKS * 8 - 1)
         made.map[blocks : blocks + 5 * 16384] = self.random.randbytes(5 * 16384)
@@ -328,6 +333,19 @@ def test_the_routing_segment(old: Release01) -> None:
     rows(before, was.requests_at, "r01_request", after, it.requests_at, "mode_request", 60)
     rows(before, was.legs_at, "r01_leg", after, it.legs_at, "mode_leg", 70)
     rows(before, was.names_at, "r01_name", after, it.names_at, "mode_name", SESSIONS)
+
+
+def test_who_was_greeted_and_had_not_said_connect(old: Release01) -> None:
+    """They are in a phase of their own today."""
+    old.arena(0)
+    before = old.journal(0)
+    first = before.at(before.it.conns_at, "r01_conn")
+    first[3].phase, first[4].phase = 0x300 | 2, CONNECTED | 0x300 | 2
+    assert migrate.for_connmgr(old.instance, 0, 1).convert() == 2
+    after = Segment(before.name, new_ffi, "journal")
+    rows = after.at(after.it.conns_at, "conn_rec")
+    assert rows[3].phase == 0x300 | lib.PHASE_GREETED
+    assert rows[4].phase == CONNECTED | 0x300 | lib.PHASE_OPEN
 
 
 def commit(journal: Segment, pairs: list[tuple[int, int]]) -> None:

@@ -125,20 +125,25 @@ class Instance:
         return code
 
 
-def cli(*args: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Runs `midair ...` to its end."""
+def cli(*args: str, place: Path = ROOT, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Runs `midair ...` to its end, of the tree at `place`."""
     options.setdefault("timeout", PATIENCE_S)
     return subprocess.run(
         [sys.executable, "-m", "midair", *args],
-        cwd=ROOT,
+        cwd=place,
         capture_output=True,
         text=True,
         **options,
     )
 
 
-def start(owner: str, text: str = "", *options: str, name: str = "") -> Instance:
-    """Starts `midair up` on a free port and waits until it says that it is ready."""
+def start(
+    owner: str, text: str = "", *options: str, name: str = "", place: Path = ROOT
+) -> Instance:
+    """Starts `midair up` on a free port and waits until it says that it is ready.
+
+    `place`: the tree whose code it runs.
+    """
     name = name or new_name(owner)
     path = BASE / f"{name}.toml"
     path.write_text(text)
@@ -148,7 +153,7 @@ def start(owner: str, text: str = "", *options: str, name: str = "") -> Instance
             [sys.executable, "-m", "midair", "up", "--name", name, "--config", str(path)]
             + (["--port", "0"] if "--port" not in options else [])
             + list(options),
-            cwd=ROOT,
+            cwd=place,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=stderr,

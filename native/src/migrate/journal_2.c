@@ -41,10 +41,13 @@ static int finish(void *from, uint64_t from_bytes, void *arena, uint64_t arena_b
     return r01_redo_finish(&j->redo, j, from_bytes, arena, arena_bytes);
 }
 
-/* See enum conn_phase: what was greeted and had not said CONNECT is a phase of its own now. */
+_Static_assert(R01_PHASE_OPEN == PHASE_OPEN && R01_CONN_CONNECTED == CONN_CONNECTED, "the others keep their numbers");
+
 static uint64_t convert_phase(uint64_t word)
 {
-    return (word & 0xff) == PHASE_OPEN && !(word & CONN_CONNECTED) ? (word & ~0xffULL) | PHASE_GREETED : word;
+    if ((word & 0xff) == R01_PHASE_OPEN && !(word & R01_CONN_CONNECTED))
+        return (word & ~0xffULL) | PHASE_GREETED;
+    return word;
 }
 
 static void convert_conn(const struct r01_conn *f, struct conn_rec *t)

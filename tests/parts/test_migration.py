@@ -1,0 +1,409 @@
+"""An instance of the release before is upgraded to this one, with other layouts, under load.
+
+Method: the release before is built from the repository's history, and an instance of it is started
+with its own manager. Clients of tests/crash/load.py check every promise while `midair upgrade all`
+replaces one part after the other; others are caught in the middle of something (half a frame, a
+body along a chain, output that waits, a request without its answer) and go on afterwards. New parts
+are killed at points in the middle of the conversion.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from midair import names
+from midair.client import wire_nats
+from midair.client.wire_nats import Message
+from midair.exits import Exit
+from midair.process import crash, events, ipc
+from midair.version import __version__
+from tests.crash.modes import END, hpub, said
+from tests.crash.points import CONFIG, Storm
+from tests.support.copies import Copies
+from tests.support.instance import ROOT, Instance, cli, environ, eventually, start
+from tests.support.previous import VERSION, previous_release
+
+pytestmark = [
+    pytest.mark.alone,
+    pytest.mark.skipif(
+        "MIDAIR_TEST_SERVER" in os.environ, reason="is about instances that the tests start"
+    ),
+]
+UPGRADE_S_MAX = 100.0
+ROLES = ("small", "large", "fan", "queue", "churn", "requests", "sessions", "comings", "names")
+FEW = ("small", "fan", "requests", "idle")
+PACKAGES = ("midair", "router", "dispatcher", "connmgr", "native")
+
+
+@pytest.fixture(scope="session")
+def previous(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return previous_release(tmp_path_factory)
+
+
+@contextlib.contextmanager
+def running(
+    previous: Path, where: Path, connmgrs: int, roles: Sequence[str], more: str = ""
+) -> Iterator[Storm]:
+    """An instance of the release before, with these clients."""
+    armed = where / "armed"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("MIDAIR_NATIVE", raising=False)
+        patch.setenv("MIDAIR_CRASH", str(armed))
+        instance = start(__name__, CONFIG + more, "--connmgrs", str(connmgrs), place=previous)
+    storm = Storm(instance, armed, connmgrs)
+    try:
+        for at, role in enumerate(roles):
+            storm.add(role, 100 + at)
+        yield storm
+    finally:
+        storm.abandon()
+        instance.stop()
+
+
+def at_work(storm: Storm) -> None:
+    """Every client has counted something."""
+    for client in storm.clients:
+        assert client.stdout is not None
+        if client.args[3] != "idle":  # type: ignore[index]
+            assert client.stdout.readline() == "at work\n", storm.log()
+
+
+def parts(connmgrs: int) -> list[str]:
+    return ["keeper", "router", *(f"connmgr/{n}" for n in range(connmgrs)), "dispatcher"]
+
+
+def upgrade(storm: Storm, what: str, to: Path, place: Path) -> subprocess.CompletedProcess[str]:
+    """`midair upgrade` of the tree at `place`."""
+    words = ("upgrade", what, "--name", storm.instance.name, "--to", str(to))
+    return cli(*words, place=place, timeout=UPGRADE_S_MAX)
+
+
+def upgraded(storm: Storm, place: Path) -> None:
+    done = upgrade(storm, "all", ROOT, place)
+    assert (done.returncode, done.stderr) == (0, ""), storm.log()
+    line = rf"starting {re.escape(__version__)} \.\.\. standby \.\.\. switching \.\.\. active in "
+    for part, told in zip(parts(storm.connmgrs), done.stdout.splitlines(), strict=True):
+        assert re.match(f"{part}: {line}", told)
+    migrated(storm)
+
+    def all_said() -> bool:
+        rows = [row for row in events.read(storm.runtime) if row["kind"] == events.MIGRATED]
+        return {row["component"] for row in rows} == set(parts(storm.connmgrs)[1:])
+
+    eventually(all_said, "all parts have said so")
+
+
+def migrated(storm: Storm) -> None:
+    """Every part has converted what is its own."""
+
+    def done() -> bool:
+        storm.check_clients()
+        return ipc.releases(storm.instance.name) == {__version__}
+
+    eventually(done, f"all parts have converted\n{storm.log()}")
+    for part in parts(storm.connmgrs):
+        storm.pid(part)
+    for name, row in storm.instance.components().items():
+        assert row["version"] == (VERSION if name == "manager" else __version__), name
+    assert not list(ipc.SHM.glob(f"midair.{storm.instance.name}.*.new"))
+
+
+def clean(storm: Storm) -> None:
+    done = cli("fsck", "--name", storm.instance.name)
+    assert done.returncode == 0, done.stdout
+    assert "0 errors, 0 warnings" in done.stdout
+
+
+def drained(storm: Storm) -> None:
+    """All clients come to their end, and nothing is left of them."""
+    for report in storm.stop():
+        assert "error" not in report, report
+        assert len(report) > 1, f"did nothing: {report}"
+    storm.nothing_is_left()
+    clean(storm)
+
+
+class Caught:
+    """Clients that are in the middle of something while the instance is upgraded."""
+
+    BIG = bytes(range(256)) * 4096  # 1 MiB: eight chunks
+    MANY = 300
+
+    def __init__(self, instance: Instance, stack: contextlib.ExitStack) -> None:
+        def connect(subject: str = "", **options: object) -> Raw:
+            return stack.enter_context(Raw(instance, subject, **options))
+
+        self.reader = connect("half.>")
+        self.line, self.body, self.chain = connect(), connect(), connect()
+        self.line.send(b"PUB half.line 1")
+        self.body.send(b"PUB half.body 10\r\n01234")
+        self.chain.send(b"PUB half.chain %d\r\n" % len(self.BIG) + self.BIG[:300_000])
+        self.silent = stack.enter_context(contextlib.closing(instance.connect()))
+        self.greeting = self.silent.recv(65536)
+
+        # Output that waits: its reader takes nothing. Small bodies are copied, large ones are not.
+        self.slow, self.pusher = connect("slow"), connect()
+        self.bodies = [b"%d:" % n + b"s" * (5000 if n % 3 else 50) for n in range(self.MANY)]
+        for body in self.bodies:
+            self.pusher.send(b"PUB slow %d\r\n%s\r\n" % (len(body), body))
+        # What waits for a client makes its publishers wait: no PONG for them until it reads.
+
+        self.twice, self.teller = connect("max"), connect()
+        self.twice.send(b"UNSUB 1 3\r\n")
+        self.twice.sync()
+        self.teller.send(b"PUB max 1\r\n1\r\n")
+        assert self.twice.text() == b"1"
+
+        self.worker, self.asker = connect("work"), connect("answers")
+        self.asker.send(hpub(b"work", b"answers", b"first", mode="semaphore"))
+        self.reply = self.worker.next().reply
+        self.guest, self.host = connect("session"), connect("talk")
+        self.host.send(hpub(b"session", b"talk", b"0", mode="session-open"))
+        self.session = self.guest.next().reply
+        self.named = connect("_midair.ipc.test.named", name="ipc:test.named")
+
+    def go_on(self) -> None:
+        """Each of them as if nothing had happened."""
+        self.line.send(b"4\r\n0123456789abcd\r\n")
+        assert self.reader.text() == b"0123456789abcd"
+        self.body.send(b"56789\r\n")
+        assert self.reader.text() == b"0123456789"
+        self.chain.send(self.BIG[300_000:] + b"\r\n")
+        assert self.reader.text() == self.BIG
+        self.silent.sendall(b'CONNECT {"verbose":false}\r\nPING\r\n')
+        assert self.greeting.startswith(b"INFO {")
+        assert self.silent.recv(65536) == b"PONG\r\n"
+        assert [self.slow.text() for _ in self.bodies] == self.bodies
+        assert self.pusher.sync() == self.slow.sync() == []
+        self.teller.send(b"PUB max 1\r\n2\r\nPUB max 1\r\n3\r\nPUB max 1\r\n4\r\n")
+        assert [self.twice.text(), self.twice.text()] == [b"2", b"3"]
+        assert self.twice.sync() == []
+        self.worker.send(b"PUB %s 6\r\nanswer\r\n" % self.reply)
+        assert self.asker.text() == b"answer"
+        assert self.asker.text() == END
+        self.host.send(hpub(b"session", b"talk", b"1", mode="session"))
+        assert self.guest.next().reply == self.session, "with the same responder"
+        self.asker.send(hpub(b"_midair.ipc.test.named", b"answers", b"you", mode="semaphore"))
+        reply = self.named.next().reply
+        self.named.send(b"PUB %s 2\r\nme\r\n" % reply)
+        assert self.asker.text() == b"me"
+        assert self.asker.text() == END
+
+
+class Raw(wire_nats.Connection):
+    """A connection whose messages are read one by one."""
+
+    def __init__(self, instance: Instance, subject: str = "", **options: object) -> None:
+        hello = wire_nats.connect(**options)
+        hello += wire_nats.sub(subject.encode(), b"1") if subject else b""
+        super().__init__(instance.host, instance.port, hello)
+        assert self.sync() == []
+
+    def next(self) -> Message:
+        while (found := self.message()) is None:
+            continue
+        return found
+
+    def text(self) -> bytes:
+        """The body of the next message, or the line of a status."""
+        return said(self.next())
+
+
+@pytest.mark.parametrize(
+    ("connmgrs", "by", "more"),
+    [(1, "new", ""), (2, "old", ""), (2, "new", "standby = true\n")],
+)
+def test_all_parts_under_load(
+    connmgrs: int, by: str, more: str, previous: Path, tmp_path: Path
+) -> None:
+    with running(previous, tmp_path, connmgrs, (*ROLES, "idle"), more) as storm:
+        with contextlib.ExitStack() as stack:
+            at_work(storm)
+            caught = Caught(storm.instance, stack)
+            upgraded(storm, ROOT if by == "new" else previous)
+            caught.go_on()
+            storm.check_clients()
+        clean(storm)
+        for part in parts(connmgrs):
+            kill(storm, part)
+        assert " error: " not in storm.instance.stderr()
+        back_is_refused(storm, previous)
+        drained(storm)
+
+
+def kill(storm: Storm, part: str) -> None:
+    """kill -9, as of any other instance: it is back, and nobody has noticed."""
+    pid = storm.pid(part)
+    os.kill(pid, signal.SIGKILL)
+    eventually(lambda: storm.pid(part) != pid, f"{part} is back")
+    if part == names.KEEPER:
+        with contextlib.closing(Copies(storm.runtime)) as copies:
+            eventually(copies.complete, f"the keeper has every socket again\n{storm.log()}")
+    storm.check_clients()
+
+
+def back_is_refused(storm: Storm, previous: Path) -> None:
+    before = {name: row["pid"] for name, row in storm.instance.components().items()}
+    for what in ("all", "router", "connmgr/0", "dispatcher", "keeper"):
+        done = upgrade(storm, what, previous, ROOT)
+        assert (done.returncode, done.stdout) == (Exit.FAILED, "")
+        assert re.fullmatch(
+            rf"midair: {VERSION} cannot read the shared memory of instance '[\w-]+', .*\n",
+            done.stderr,
+        )
+    # A command of the release before does not know: the part itself refuses.
+    done = upgrade(storm, "router", previous, previous)
+    assert done.returncode == Exit.FAILED
+    assert f"router: {VERSION} did not start: exit 65 (LAYOUT_MISMATCH)" in done.stderr
+    assert f"{__version__} keeps working" in done.stderr
+    storm.check_clients()
+    assert before == {name: row["pid"] for name, row in storm.instance.components().items()}
+
+
+@pytest.mark.parametrize("point", crash.MIGRATION_POINTS)
+def test_killed_in_the_middle_of_it(point: str, previous: Path, tmp_path: Path) -> None:
+    """Every new part dies once at that point, and its successor completes what it began."""
+    connmgrs = 2
+    with running(previous, tmp_path, connmgrs, FEW) as storm, contextlib.ExitStack() as stack:
+        at_work(storm)
+        caught = Caught(storm.instance, stack)
+        markers = []
+        lines = []
+        for at, part in enumerate(parts(connmgrs)[1:]):
+            markers.append(tmp_path / f"marker.{at}")
+            markers[-1].touch()
+            lines.append(f"{part} {point} 1 {markers[-1]}\n")
+        storm.armed.write_text("".join(lines))
+        done = upgrade(storm, "all", ROOT, ROOT)
+        assert done.returncode == 0, (done.stdout, done.stderr, storm.log())
+        eventually(
+            lambda: not [marker for marker in markers if marker.exists()],
+            f"every part comes to {point}\n{storm.log()}",
+        )
+        storm.armed.unlink()
+        migrated(storm)
+        caught.go_on()
+        stack.close()
+        drained(storm)
+
+
+@pytest.mark.parametrize("what", ["router", "connmgr/0", "connmgr", "dispatcher"])
+def test_one_part_alone_is_refused(what: str, previous: Path, tmp_path: Path) -> None:
+    with running(previous, tmp_path, 1, FEW) as storm:
+        at_work(storm)
+        before = {name: row["pid"] for name, row in storm.instance.components().items()}
+        refused_alone(storm, what)
+        # Nor because the keeper, which maps nothing, was upgraded some time ago.
+        assert upgrade(storm, "keeper", ROOT, ROOT).returncode == 0
+        keeper = storm.instance.runtime_path / "keeper.release"
+        past = time.time() - 3600
+        os.utime(keeper, (past, past))
+        refused_alone(storm, what)
+        after = {name: row["pid"] for name, row in storm.instance.components().items()}
+        assert {name for name in after if after[name] != before[name]} == {"keeper"}
+        storm.check_clients()
+        assert ipc.releases(storm.instance.name) == {""}
+
+
+def refused_alone(storm: Storm, what: str) -> None:
+    done = upgrade(storm, what, ROOT, ROOT)
+    assert done.returncode == Exit.FAILED
+    assert done.stderr.count("\n") == 1
+    assert "exit 65 (LAYOUT_MISMATCH)" in done.stderr
+    assert "takes them over with all parts at once: midair upgrade all" in done.stderr
+    assert f"{VERSION} keeps working" in done.stderr
+
+
+@pytest.fixture
+def changed(tmp_path: Path) -> Callable[[str, str, str], Path]:
+    """Makes a copy of this release with one text replaced in one file."""
+
+    def make(path: str, old: str, new: str) -> Path:
+        place = tmp_path / "changed"
+        if not place.exists():
+            for package in PACKAGES:
+                shutil.copytree(
+                    ROOT / package, place / package, ignore=shutil.ignore_patterns("__pycache__")
+                )
+        text = (place / path).read_text()
+        assert old in text
+        (place / path).write_text(text.replace(old, new))
+        return place
+
+    return make
+
+
+def test_an_upgrade_that_fails_half_way_goes_back_by_itself(
+    previous: Path, changed: Callable[[str, str, str], Path], tmp_path: Path
+) -> None:
+    """The last part does not work: those that stand still make room for the release before."""
+    changed("midair/process/standstill.py", "PATIENCE_S = 90.0", "PATIENCE_S = 3.0")
+    place = changed("dispatcher/main.py", "    standstill.end()\n", "    sys.exit(9)\n")
+    connmgrs = 2
+    with running(previous, tmp_path, connmgrs, FEW) as storm, contextlib.ExitStack() as stack:
+        at_work(storm)
+        caught = Caught(storm.instance, stack)
+        done = upgrade(storm, "all", place, ROOT)
+        assert done.returncode == Exit.FAILED
+        assert f"dispatcher: {__version__} died 3 times when it took over" in done.stderr
+
+        def old_again() -> bool:
+            storm.check_clients()
+            rows = storm.instance.components()
+            return all(
+                rows[part]["version"] == VERSION and rows[part]["state"] == "active"
+                for part in parts(connmgrs)[1:]
+            )
+
+        eventually(old_again, f"the release before is at work again\n{storm.log()}")
+        assert f"did not become {__version__} within 3 s" in storm.instance.stderr()
+        assert ipc.releases(storm.instance.name) == {""}
+        storm.check_clients()
+        upgraded(storm, ROOT)  # and the next attempt works
+        caught.go_on()
+        stack.close()
+        drained(storm)
+
+
+def test_with_a_router_of_its_own_user(previous: Path, tmp_path: Path) -> None:
+    """Each owner converts what it may open; the new segments are as closed as the old ones."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can start the router as another user")
+    user = pwd.getpwnam("nobody")
+    for place in (ROOT, previous):
+        try:
+            subprocess.run(
+                [sys.executable, "-c", "import router.main"],
+                cwd="/",
+                env={**environ(), "PYTHONPATH": str(place)},
+                user=user.pw_uid,
+                group=user.pw_gid,
+                extra_groups=[],
+                capture_output=True,
+                check=True,
+            )
+        except (PermissionError, subprocess.CalledProcessError):
+            pytest.skip("the user nobody may not read this Python or this directory")
+    os.chmod(os.environ["MIDAIR_RUNTIME_DIR"], 0o711)
+    with running(previous, tmp_path, 2, FEW, "[router]\nuser = 'nobody'\n") as storm:
+        at_work(storm)
+        name = storm.instance.name
+        segments = [names.segment(name, names.ROUTING), names.segment(name, names.ARENA, 0)]
+        before = [(ipc.SHM / it[1:]).stat() for it in segments]
+        upgraded(storm, ROOT)
+        after = [(ipc.SHM / it[1:]).stat() for it in segments]
+        for old, new in zip(before, after, strict=True):
+            assert (old.st_uid, old.st_gid, old.st_mode) == (new.st_uid, new.st_gid, new.st_mode)
+        drained(storm)
