@@ -36,7 +36,7 @@ from typing import IO, Any
 from bench.peers import ROOT, Midair, NatsServer, PeerError
 from midair import names
 from midair.keeper.client import KeeperClient
-from midair.process import wire
+from midair.process import questions, wire
 from midair.process.runtime import ACTIVE, STANDBY, Runtime
 
 PATIENCE_S = 120.0
@@ -109,11 +109,10 @@ class Client:
             if time.monotonic() > deadline:
                 raise PausesError(f"the {self.kind} does not answer")
             time.sleep(0.001)
-        answer: dict[str, Any] = json.loads(text)
-        return answer
+        return questions.parse(text)
 
     def ask(self, **question: float) -> dict[str, Any]:
-        self._in.write(json.dumps(question).encode() + b"\n")
+        self._in.write(questions.line(question).encode())
         self._in.flush()
         return self.answer()
 

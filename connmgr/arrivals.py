@@ -2,53 +2,88 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
-from collections.abc import Callable
+from typing import Protocol
 
 from midair.process import crash, wire
+
+
+class Watcher(Protocol):
+    """Tells when a descriptor is readable (native.connmgr.Connmgr)."""
+
+    def watch(self, fd: int, tag: int) -> None: ...
+    def unwatch(self, fd: int) -> None: ...
+
+
+class Receiver(Protocol):
+    """Takes what arrives (sockets.Sockets)."""
+
+    def adopt(self, slot: int, uid: int, fd: int) -> None: ...
+    def missed(self) -> None: ...
 
 
 class Arrivals:
     """The listening socket the dispatcher connects to, and its connections."""
 
-    def __init__(
-        self, fd: int, watch: Callable[[int], None], unwatch: Callable[[int], None]
-    ) -> None:
+    def __init__(self, fd: int, watcher: Watcher, to: Receiver, log: logging.Logger) -> None:
         self._listener = socket.socket(fileno=fd)
         self._listener.setblocking(False)
         self._peers: dict[int, socket.socket] = {}
-        self._watch = watch
-        self._unwatch = unwatch
-        watch(self._listener.fileno())
+        self._watcher = watcher
+        self._to = to
+        self._log = log
+        watcher.watch(self._listener.fileno(), self._listener.fileno())
 
-    def receive(self, fd: int, adopt: Callable[[int, int, int], None], log: logging.Logger) -> bool:
-        """Handles readability of `fd`; False if it is none of ours.
-
-        `adopt(slot, uid, fd)` is called for each socket that arrived.
-        """
+    def receive(self, fd: int) -> bool:
+        """Handles readability of `fd`; False if it is none of ours."""
         if fd == self._listener.fileno():
             self._accept()
             return True
-        peer = self._peers.get(fd)
-        if peer is None:
+        if fd not in self._peers:
             return False
-        while True:
-            try:
-                data, fds = wire.receive(peer)
-            except BlockingIOError:
-                return True
-            except (wire.WireError, OSError) as error:
-                log.warning("hand-off connection closed: %s", error)
-                data, fds = b"", []
+        while self._take(self._peers[fd]):
+            pass
+        return True
+
+    def close(self) -> None:
+        """Only tests need it: a process takes its descriptors with it when it dies."""
+        for sock in (self._listener, *self._peers.values()):
+            sock.close()
+
+    def _take(self, peer: socket.socket) -> bool:
+        """One message; False: there is none, or there will be none."""
+        fds: list[int] = []
+        try:
+            data, fds = wire.receive(peer)
             if not data:
-                self._unwatch(fd)
-                self._peers.pop(fd).close()
+                self._close(peer)
+                return False
+            if wire.is_ask(data):
+                with contextlib.suppress(OSError):
+                    wire.send(peer, wire.hello())
                 return True
             entries = wire.unpack_handoff(data)
-            crash.here("connmgr.received")
-            for (uid, slot, _listener), client in zip(entries, fds, strict=True):
-                adopt(slot, uid, client)
+            if len(fds) != len(entries):
+                raise wire.WireError(f"hand-off: {len(entries)} entries, {len(fds)} descriptors")
+        except BlockingIOError:
+            return False
+        except (wire.WireError, OSError) as error:
+            self._log.warning("hand-off refused: %s", error)
+            wire.close_all(fds)
+            self._close(peer)
+            self._to.missed()
+            return False
+        crash.here("connmgr.received")
+        for (uid, slot, _listener), client in zip(entries, fds, strict=True):
+            self._to.adopt(slot, uid, client)
+        return True
+
+    def _close(self, peer: socket.socket) -> None:
+        self._watcher.unwatch(peer.fileno())
+        del self._peers[peer.fileno()]
+        peer.close()
 
     def _accept(self) -> None:
         while True:
@@ -58,4 +93,4 @@ class Arrivals:
                 return
             peer.setblocking(False)
             self._peers[peer.fileno()] = peer
-            self._watch(peer.fileno())
+            self._watcher.watch(peer.fileno(), peer.fileno())

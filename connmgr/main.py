@@ -135,9 +135,7 @@ class Connmgr(role.Role):
         self.sockets.check_keeper()
         self.engine.watch(program.wake_fd, WAKE_TAG)
         self.sockets.adopt_waiting()
-        self.arrivals = Arrivals(
-            self.listener, lambda fd: self.engine.watch(fd, fd), self.engine.unwatch
-        )
+        self.arrivals = Arrivals(self.listener, self.engine, self.sockets, self.log)
         self.next_tick = time.monotonic() + TICK_S
         if not found and not back:
             return {}
@@ -173,7 +171,7 @@ class Connmgr(role.Role):
         elif event.code == self.sockets.keeper_fd:
             self.sockets.check_keeper()
         else:
-            self.arrivals.receive(event.code, self.sockets.adopt, self.log)
+            self.arrivals.receive(event.code)
 
     def protocol_of(self, slot: int) -> protocols.Protocol:
         """What the client in that slot speaks."""

@@ -52,7 +52,7 @@ class Sockets:
 
         Those it was assigned but never saw are adopted later; those whose end had begun are let go.
         """
-        self._look_until = time.monotonic() + LOOK_S
+        self.missed()
         slots = self._table.slots_by_uid(self._index)
         given = self._keeper.give(list(slots))
         back = 0
@@ -127,6 +127,10 @@ class Sockets:
             self._unheld = [item for item in self._unheld if item in served]
             held = self._keeper.hold(self._unheld)
         del self._unheld[:held]
+
+    def missed(self) -> None:
+        """Something may have been handed over that did not arrive: the keeper has it."""
+        self._look_until = time.monotonic() + LOOK_S
 
     def fetch_overdue(self) -> None:
         """Takes from the keeper what was handed to our predecessor while it was dying.

@@ -12,6 +12,7 @@ dispatcher stops accepting before it grows too long.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
@@ -70,6 +71,8 @@ class Link:
         self.waiting: deque[Client] = deque()
         self._path = path
         self._socket: socket.socket | None = None
+        self._version = 0  # spoken on this connection
+        self._asked = False  # and not answered yet
 
     def flush(self) -> None:
         """Sends what it can. What remains waiting is for a later turn."""
@@ -88,11 +91,13 @@ class Link:
             self._socket = None
 
     def _send(self, part: Sequence[Client]) -> bool:
-        message = wire.pack_handoff([(c.uid, c.slot, c.listener) for c in part])
+        entries = [(c.uid, c.slot, c.listener) for c in part]
         for _attempt in range(2):  # the second for a connection found broken by the first
             if not self._connected():
                 return False
             assert self._socket is not None
+            self._listen()
+            message = wire.pack_handoff(entries, self._version)
             try:
                 wire.send(self._socket, message, [c.fd for c in part])
                 return True
@@ -113,7 +118,23 @@ class Link:
             made.close()
             return False
         self._socket = made
+        self._version = 0
+        with contextlib.suppress(OSError):  # not answered: version 0 is understood by everyone
+            wire.send(made, wire.ASK)
+            self._asked = True
         return True
+
+    def _listen(self) -> None:
+        """Which version the connmgr understands, if it has said so."""
+        if not self._asked:
+            return
+        assert self._socket is not None
+        with contextlib.suppress(OSError, wire.WireError):
+            data, fds = wire.receive(self._socket)
+            wire.close_all(fds)
+            version = wire.heard(data)
+            self._version = self._version if version is None else version
+            self._asked = False
 
 
 class Outbox:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import os
 import signal
 import subprocess
@@ -20,7 +19,7 @@ from midair import config, names
 from midair.arguments import positive
 from midair.errors import MidairError, NotRunningError
 from midair.exits import Exit
-from midair.process import spawn
+from midair.process import questions, spawn
 from midair.process.runtime import ACTIVE, Runtime
 from midair.trace import commands as trace
 from midair.up import status
@@ -95,7 +94,7 @@ class Client:
     def ask(self, **question: Any) -> dict[str, Any]:
         assert self._process.stdin is not None
         try:
-            self._process.stdin.write(json.dumps(question) + "\n")
+            self._process.stdin.write(questions.line(question))
             self._process.stdin.flush()
         except BrokenPipeError:
             pass
@@ -106,8 +105,7 @@ class Client:
         line = self._process.stdout.readline()
         if not line:
             raise MidairError(f"the {self._what} ended by themselves ({self._process.wait()})")
-        found: dict[str, Any] = json.loads(line)
-        return found
+        return questions.parse(line)
 
     def end(self) -> None:
         self._process.kill()

@@ -34,6 +34,8 @@ class KeeperClient:
         self._socket: socket.socket | None = None
         self._connects = 0
         self._seen = 1  # the first connect is no news
+        self._version = 0  # spoken on this connection
+        self._refused = ""  # why what came last was not understood
         self._drops: list[int] = []
         self.forgotten = 0  # drops given up because the keeper did not take them
 
@@ -50,6 +52,7 @@ class KeeperClient:
             try:
                 data, fds = wire.receive(self._socket)
                 wire.close_all(fds)
+                self._listen(data)
                 if not data:
                     self._lost()
             except BlockingIOError:
@@ -70,7 +73,7 @@ class KeeperClient:
         done = 0
         while done < len(pairs):
             part = pairs[done : done + wire.FDS_MAX]
-            message = wire.pack_uids(wire.HOLD, [uid for uid, _ in part])
+            message = wire.pack_uids(wire.HOLD, [uid for uid, _ in part], self._version)
             if not self._send(message, [fd for _, fd in part]):
                 break
             done += len(part)
@@ -109,7 +112,9 @@ class KeeperClient:
     def ping(self, timeout_s: float = 10.0) -> None:
         """Returns when the keeper has read all that was sent before. MissingError: not."""
         deadline = time.monotonic() + timeout_s
-        while not self._send(wire.pack_uids(wire.PING)) or not self._await_pong(deadline):
+        while not self._send(wire.pack_uids(wire.PING, (), self._version)) or not self._await_pong(
+            deadline
+        ):
             self._wait(deadline)
 
     def close(self) -> None:
@@ -119,7 +124,7 @@ class KeeperClient:
 
     def _ask(self, uids: Sequence[int], found: dict[int, int], deadline: float) -> bool:
         """One GIVE and all its answers; False: the connection broke, ask again."""
-        if not self._send(wire.pack_uids(wire.GIVE, uids)):
+        if not self._send(wire.pack_uids(wire.GIVE, uids, self._version)):
             self._wait(deadline)
             return False
         while True:
@@ -155,14 +160,27 @@ class KeeperClient:
             if not data:
                 self._lost()
                 break
-            return wire.unpack_uids(data), fds
+            if self._listen(data):
+                continue
+            try:
+                return wire.unpack_uids(data), fds
+            except wire.WireError as error:
+                wire.close_all(fds)
+                self._refused = f": {error}"
+                self._lost()
         return None
+
+    def _listen(self, data: bytes) -> bool:
+        """True if it was the answer to ASK."""
+        version = wire.heard(data)
+        self._version = self._version if version is None else version
+        return version is not None
 
     def _wait(self, deadline: float) -> None:
         """Until there is something to read, or a moment has passed, or it is too late."""
         left_s = deadline - time.monotonic()
         if left_s <= 0:
-            raise MissingError(f"the keeper does not answer ({self._path})")
+            raise MissingError(f"the keeper does not answer ({self._path}){self._refused}")
         fds = [] if self._socket is None else [self._socket]
         select.select(fds, [], [], min(left_s, 0.5 if fds else 0.02))
 
@@ -170,7 +188,7 @@ class KeeperClient:
         """Sends what waits to be dropped, as far as the keeper takes it now."""
         while self._drops:
             part = self._drops[: wire.UIDS_MAX]
-            if not self._send(wire.pack_uids(wire.DROP, part)):
+            if not self._send(wire.pack_uids(wire.DROP, part, self._version)):
                 return
             del self._drops[: len(part)]
 
@@ -202,6 +220,9 @@ class KeeperClient:
             return False
         self._socket = made
         self._connects += 1
+        self._version = 0
+        with contextlib.suppress(OSError):  # not answered: version 0 is understood by everyone
+            wire.send(made, wire.ASK)
         return True
 
     def _lost(self) -> None:

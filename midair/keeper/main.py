@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import selectors
 import socket
@@ -41,6 +42,7 @@ REUSED_UIDS = 1 << 63  # from here on uids are the guard's (native/guard.h), use
 # Clients hold their sockets again as soon as they see a new keeper, or ask for them as soon
 # as they are started again: what has not been spoken of by then belongs to nobody.
 INHERITED_S = 60.0
+log = logging.getLogger("midair")  # of this process, see program.py
 INHERIT_S_MAX = 20.0  # how long a keeper at work may take to give what it has
 
 
@@ -49,6 +51,7 @@ class Peer:
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
+        self.version = 0  # of its last message: what it is answered in
         self.asked: list[int] | None = None  # a GIVE of this turn; empty: everything
         self.answers: deque[tuple[int, list[int]]] = deque()  # (op, uids) still to be sent
 
@@ -138,12 +141,20 @@ class Keeper:
                 return
             except wire.CutShort as cut:
                 self.lost += cut.entries
+            except wire.NewerError as newer:
+                log.error("refused: %s", newer)
+                return self._forget(peer)
             except (wire.WireError, ConnectionError):
                 return self._forget(peer)
 
     def _obey(self, peer: Peer, data: bytes, fds: list[int]) -> None:
+        if wire.is_ask(data):
+            with contextlib.suppress(OSError):
+                wire.send(peer.sock, wire.hello())
+            return
         try:
             op, uids = wire.unpack_uids(data)
+            peer.version = wire.version_of(data)
             if len(fds) != (len(uids) if op == wire.HOLD else 0):
                 raise wire.WireError(f"op {op}: {len(uids)} uids, {len(fds)} descriptors")
         except wire.WireError:
@@ -185,7 +196,8 @@ class Keeper:
             op, uids = peer.answers[0]
             still = [uid for uid in uids if uid in self.held]  # some may be dropped by now
             try:
-                wire.send(peer.sock, wire.pack_uids(op, still), (self.held[uid] for uid in still))
+                message = wire.pack_uids(op, still, peer.version)
+                wire.send(peer.sock, message, (self.held[uid] for uid in still))
             except BlockingIOError:
                 events |= selectors.EVENT_WRITE
                 break

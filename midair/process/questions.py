@@ -1,4 +1,8 @@
-"""How a process asks another one that it started: lines of JSON, on stdin and stdout."""
+"""How a process asks another one that it started: lines of JSON, on stdin and stdout.
+
+Both are of the same release. If they are not after all, each line has "v", the version of what is
+said: a newer one is an error, and is not guessed at.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,30 @@ import json
 import os
 from typing import Any
 
+from midair.errors import MidairError
+from midair.version import __version__
+
+VERSION = 1
+
+
+def line(said: dict[str, Any]) -> str:
+    """A question or an answer as it is written."""
+    return json.dumps({**said, "v": VERSION}) + "\n"
+
+
+def parse(text: str | bytes) -> dict[str, Any]:
+    """The question or the answer in a line."""
+    said: dict[str, Any] = json.loads(text)
+    if (version := said.pop("v", 0)) > VERSION:
+        raise MidairError(
+            f"asked or answered in version {version}; midair {__version__} understands up to "
+            f"{VERSION}"
+        )
+    return said
+
 
 def say(**answer: Any) -> None:
-    print(json.dumps(answer), flush=True)
+    print(line(answer), end="", flush=True)
 
 
 class Questions:
@@ -26,4 +51,4 @@ class Questions:
                 raise SystemExit(0)
             self._text += got
         *lines, self._text = self._text.split(b"\n")
-        return [json.loads(line) for line in lines]
+        return [parse(text) for text in lines]

@@ -24,6 +24,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import msgspec
+
 from midair import names
 from midair.errors import MidairError, MissingError, PermissionsError
 from midair.exits import Exit
@@ -244,8 +246,9 @@ def _stem(role: str, index: int | None) -> str:
 def _read_state(path: Path) -> State | None:
     """The state in a file, or None when its process is not alive any more."""
     try:
-        state = State(**json.loads(path.read_text()))
-    except (FileNotFoundError, ValueError, TypeError):
+        # Keys of another version are left out.
+        state = msgspec.json.decode(path.read_bytes(), type=State)
+    except (FileNotFoundError, ValueError):
         return None
     return state if start_ticks(state.pid) == state.start_ticks else None
 

@@ -2,9 +2,17 @@
 
 All three speak over AF_UNIX SOCK_SEQPACKET sockets, so a message arrives whole, with its
 descriptors (SCM_RIGHTS), or not at all. Numbers are little-endian. Every message starts
-with `op, count`; `count` entries follow; descriptors, where the op carries them, are as
+with `op, version, count`; `count` entries follow; descriptors, where the op carries them, are as
 many as entries and in the same order.
 
+Two processes may be of different releases. Each speaks the newest version that both understand:
+the one that connects asks (ASK), and speaks version 0 until it has read the answer (HELLO); it
+is answered in the version of its last message. Version 0 is that of release 0.1, which took the
+first four bytes for the op, and leaves ASK without an answer. A message of a version that is not
+understood closes its connection, with one line in the log: it is never taken for something else.
+
+    ASK      op 1, version 0, count 0: to everyone
+    HELLO    the answer; its version is the newest that is understood
 To a connmgr:
     HANDOFF  count x (uid, slot, listener), count <= HANDOFFS_MAX, with descriptors
 To the keeper:
@@ -26,9 +34,13 @@ import socket
 import struct
 from collections.abc import Iterable, Sequence
 
-HEAD = struct.Struct("<II")  # op, count
+from midair.version import __version__
+
+HEAD = struct.Struct("<HHI")  # op, version, count
 UID = struct.Struct("<Q")
 HANDOFF_ENTRY = struct.Struct("<QII")  # uid, slot in the connection table, listener
+
+VERSION = 1  # the newest that this release understands; it understands all before it
 
 HANDOFF = 1
 
@@ -39,6 +51,10 @@ HELD = 4
 END = 5
 PING = 6
 PONG = 7
+HELLO = 8
+
+# Release 0.1 takes it for an empty HOLD or HANDOFF, which does nothing.
+ASK = HEAD.pack(1, 0, 0)
 
 HANDOFFS_MAX = 64  # entries of one HANDOFF
 FDS_MAX = 253  # descriptors of one message: the kernel's SCM_MAX_FD
@@ -51,6 +67,16 @@ class WireError(Exception):
     """A message that is not of this protocol: the connection it came on is closed."""
 
 
+class NewerError(WireError):
+    """A message of a version that this release does not understand."""
+
+    def __init__(self, version: int) -> None:
+        super().__init__(
+            f"message of version {version}; this release ({__version__}) understands up to "
+            f"{VERSION}"
+        )
+
+
 class CutShort(WireError):
     """The receiver had no room for the descriptors (RLIMIT_NOFILE): they are lost."""
 
@@ -59,27 +85,51 @@ class CutShort(WireError):
         self.entries = entries
 
 
-def pack_uids(op: int, uids: Sequence[int] = ()) -> bytes:
+def is_ask(data: bytes) -> bool:
+    """Whether it asks for our version."""
+    return data == ASK
+
+
+def hello() -> bytes:
+    """The answer to ASK."""
+    return HEAD.pack(HELLO, VERSION, 0)
+
+
+def heard(data: bytes) -> int | None:
+    """If it is a HELLO: the version to speak from now on. It may be of a newer release."""
+    if len(data) < HEAD.size:
+        return None
+    op, version, _ = HEAD.unpack_from(data)
+    return min(version, VERSION) if op == HELLO else None
+
+
+def pack_uids(op: int, uids: Sequence[int] = (), version: int = 0) -> bytes:
     """A keeper message."""
-    return HEAD.pack(op, len(uids)) + b"".join(map(UID.pack, uids))
+    return HEAD.pack(op, version, len(uids)) + b"".join(map(UID.pack, uids))
 
 
 def unpack_uids(data: bytes) -> tuple[int, list[int]]:
     """(op, uids) of a keeper message."""
-    op, count = _head(data)
+    op, _, count = _head(data)
     if len(data) != HEAD.size + count * UID.size:
         raise WireError(f"op {op}: {count} uids in {len(data)} bytes")
     return op, [uid for (uid,) in UID.iter_unpack(data[HEAD.size :])]
 
 
-def pack_handoff(entries: Sequence[tuple[int, int, int]]) -> bytes:
+def version_of(data: bytes) -> int:
+    """Of a message that is understood."""
+    return _head(data)[1]
+
+
+def pack_handoff(entries: Sequence[tuple[int, int, int]], version: int = 0) -> bytes:
     """A HANDOFF of (uid, slot, listener) entries."""
-    return HEAD.pack(HANDOFF, len(entries)) + b"".join(HANDOFF_ENTRY.pack(*e) for e in entries)
+    head = HEAD.pack(HANDOFF, version, len(entries))
+    return head + b"".join(HANDOFF_ENTRY.pack(*entry) for entry in entries)
 
 
 def unpack_handoff(data: bytes) -> list[tuple[int, int, int]]:
     """The (uid, slot, listener) entries of a HANDOFF."""
-    op, count = _head(data)
+    op, _, count = _head(data)
     if op != HANDOFF or len(data) != HEAD.size + count * HANDOFF_ENTRY.size:
         raise WireError(f"hand-off: op {op}, {count} entries in {len(data)} bytes")
     return list(HANDOFF_ENTRY.iter_unpack(data[HEAD.size :]))
@@ -94,16 +144,20 @@ def send(sock: socket.socket, data: bytes, fds: Iterable[int] = ()) -> None:
 
 def receive(sock: socket.socket) -> tuple[bytes, list[int]]:
     """One message and its descriptors (close-on-exec). Empty data: the peer has gone."""
-    data, ancillary, flags, _ = sock.recvmsg(
-        MESSAGE_BYTES_MAX, ANCILLARY_BYTES_MAX, socket.MSG_CMSG_CLOEXEC
-    )
+    room = (MESSAGE_BYTES_MAX, ANCILLARY_BYTES_MAX, socket.MSG_CMSG_CLOEXEC)
+    try:
+        data, ancillary, flags, _ = sock.recvmsg(*room)
+    except ConnectionResetError:
+        # Said once, if the peer died before it had read all that we sent. What it had sent
+        # is still there, and may be the last copy of a socket.
+        data, ancillary, flags, _ = sock.recvmsg(*room)
     fds = array.array("i")
     for level, kind, payload in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
     if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
         close_all(fds)
-        raise CutShort(HEAD.unpack_from(data)[1] if len(data) >= HEAD.size else 0)
+        raise CutShort(HEAD.unpack_from(data)[2] if len(data) >= HEAD.size else 0)
     return data, list(fds)
 
 
@@ -113,8 +167,10 @@ def close_all(fds: Iterable[int]) -> None:
         os.close(fd)
 
 
-def _head(data: bytes) -> tuple[int, int]:
+def _head(data: bytes) -> tuple[int, int, int]:
     if len(data) < HEAD.size:
         raise WireError(f"{len(data)} bytes")
-    op, count = HEAD.unpack_from(data)
-    return op, count
+    op, version, count = HEAD.unpack_from(data)
+    if version > VERSION:
+        raise NewerError(version)
+    return op, version, count

@@ -9,9 +9,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
 
 from midair.process.runtime import Runtime
+
+T = TypeVar("T")
 
 REQUEST = "trace.json"
 STATUS = "trace-status.json"
@@ -54,28 +58,20 @@ class Status:
     dropped_seen: dict[str, int] = field(default_factory=dict)
 
 
-def _read(runtime: Runtime, name: str) -> dict[str, Any] | None:
+def _read(runtime: Runtime, name: str, kind: type[T]) -> T | None:
+    """Nothing if it is not there; keys of another version are left out."""
     try:
-        found = json.loads((runtime.path / name).read_text())
+        return msgspec.json.decode((runtime.path / name).read_bytes(), type=kind)
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) else None
 
 
 def read_request(runtime: Runtime) -> Request | None:
-    found = _read(runtime, REQUEST)
-    try:
-        return None if found is None else Request(**found)
-    except TypeError:  # another version's
-        return None
+    return _read(runtime, REQUEST, Request)
 
 
 def read_status(runtime: Runtime) -> Status | None:
-    found = _read(runtime, STATUS)
-    try:
-        return None if found is None else Status(**found)
-    except TypeError:
-        return None
+    return _read(runtime, STATUS, Status)
 
 
 def write_request(runtime: Runtime, request: Request) -> None:

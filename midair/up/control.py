@@ -4,6 +4,10 @@ One JSON object each way, each one SEQPACKET message: {"op": "status"} is answer
 the report, {"op": "down"} with the manager's pid before it ends everything, {"op": "trace",
 "want": true} when a tracer is being started (false: ended). An upgrade is
 answered with an object for each thing that happens, the last of which has "done" or "error".
+
+Each object has "v", the version of what is written here: 0 if it is not there, as in release 0.1.
+Keys may be added without a new version, and those that are not known are left alone. A request of a
+newer version is answered with "error"; an answer of a newer version is an error of the command.
 """
 
 from __future__ import annotations
@@ -14,9 +18,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from midair import names
-from midair.errors import NotRunningError
+from midair.errors import MidairError, NotRunningError
+from midair.exits import Exit
 from midair.process.runtime import Runtime
+from midair.version import __version__
 
+VERSION = 1
 STATUS = "status"
 DOWN = "down"
 UPGRADE = "upgrade"
@@ -29,6 +36,8 @@ def ask(runtime: Runtime, op: str) -> dict[str, Any]:
     """Asks the manager of a running instance. NotRunningError: there is none."""
     try:
         for answer in follow(runtime, {"op": op}, TIMEOUT_S):
+            if "error" in answer:
+                raise MidairError(answer["error"])
             return answer
     except TimeoutError:
         raise NotRunningError(
@@ -46,25 +55,44 @@ def follow(runtime: Runtime, request: dict[str, Any], timeout_s: float) -> Itera
         sock.settimeout(timeout_s)
         try:
             sock.connect(runtime.socket(names.CONTROL_SOCKET))
-            sock.send(json.dumps(request).encode())
-            while answer := sock.recv(MESSAGE_BYTES_MAX):
-                yield json.loads(answer)
+            sock.send(json.dumps({**request, "v": VERSION}).encode())
+            while data := sock.recv(MESSAGE_BYTES_MAX):
+                answer: dict[str, Any] = json.loads(data)
+                if (version := answer.pop("v", 0)) > VERSION:
+                    raise MidairError(
+                        f"the manager of instance {runtime.instance!r} is of a newer release, and "
+                        f"answers in version {version}; midair {__version__} understands up to "
+                        f"{VERSION}: use the midair of that release"
+                    )
+                yield answer
         except (FileNotFoundError, ConnectionError):
             return
 
 
 def read(sock: socket.socket) -> dict[str, Any]:
-    """In the manager: what is asked for; without "op" when the connection is of no use."""
+    """In the manager: what is asked for; without "op" when the connection is of no use.
+
+    A request of a newer version is answered here, and of no use either.
+    """
     try:
         request = json.loads(sock.recv(MESSAGE_BYTES_MAX))
     except (OSError, ValueError):
         return {}
-    return request if isinstance(request, dict) else {}
+    if not isinstance(request, dict):
+        return {}
+    version = request.get("v", 0)
+    if not isinstance(version, int) or version > VERSION:
+        said = f"this manager ({__version__}) understands requests up to version {VERSION}, not "
+        said += f"{version}: use the midair of its release"
+        answer(sock, {"error": said, "code": int(Exit.FAILED)})
+        return {}
+    return request
 
 
 def answer(sock: socket.socket, report: dict[str, Any]) -> None:
     """In the manager: sends an answer. A client that has gone is no concern."""
     try:
-        sock.send(json.dumps(report).encode(), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+        text = json.dumps({**report, "v": VERSION})
+        sock.send(text.encode(), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
     except OSError:
         return

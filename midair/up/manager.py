@@ -19,6 +19,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import msgspec
+
 from midair import names
 from midair.config import Config
 from midair.errors import MidairError
@@ -366,7 +368,8 @@ class Manager:
             all_of_them = ", ".join(component.called for component in self._components)
             refusal = f"{target}: there is no such component here; there are {all_of_them}"
         try:
-            to, ready_s = Release(**request["release"]), float(request["ready_s"])
+            to = msgspec.convert(request["release"], Release)
+            ready_s = float(request["ready_s"])
             refusal = refusal or releases.no_way_back(self._runtime.instance, to)
         except (KeyError, TypeError, ValueError):
             refusal = f"this manager ({__version__}) does not understand what is asked for"

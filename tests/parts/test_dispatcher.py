@@ -41,9 +41,12 @@ class Receiver:
                 self.peer, _ = self.listener.accept()
                 self.peer.settimeout(PATIENCE_S)
             data, fds = wire.receive(self.peer)
-            if data:
+            if wire.is_ask(data):
+                wire.send(self.peer, wire.hello())
+            elif data:
                 break
-            self.lose()
+            else:
+                self.lose()
         entries = wire.unpack_handoff(data)
         assert len(entries) == len(fds) <= wire.HANDOFFS_MAX
         for (uid, slot, listener), fd in zip(entries, fds, strict=True):

@@ -17,34 +17,9 @@ from midair.keeper import main as keeper_module
 from midair.keeper.client import KeeperClient
 from midair.process import wire
 from midair.process.runtime import STANDBY, Runtime
-from midair.process.spawn import spawn
 from midair.up import listeners
-from tests.support.instance import PATIENCE_S, ROOT, environ, eventually
-
-
-class Keeper:
-    """A real keeper process behind a listening socket that this test owns."""
-
-    def __init__(self, runtime: Runtime) -> None:
-        self.runtime = runtime
-        self.listener = listeners.open_peer(runtime, names.KEEPER_SOCKET)
-        self.path = runtime.socket(names.KEEPER_SOCKET)
-        self.pid: int | None = None
-        self.start()
-
-    def start(self) -> None:
-        self.pid = spawn(
-            [sys.executable, "-m", "midair.keeper", "--name", self.runtime.instance],
-            environ(),
-            [(names.FD_KEEPER, self.listener.fileno())],
-            2,
-        )
-
-    def kill(self) -> None:
-        if self.pid is not None:
-            os.kill(self.pid, 9)
-            os.waitpid(self.pid, 0)
-            self.pid = None
+from tests.support.instance import PATIENCE_S, ROOT, eventually
+from tests.support.processes import KeeperProcess as Keeper
 
 
 @pytest.fixture
@@ -274,7 +249,12 @@ def test_inherited_copies_that_nobody_speaks_of_are_closed(instance_name: str, p
 
 @pytest.mark.parametrize(
     "message",
-    [b"x", wire.HEAD.pack(99, 0), wire.HEAD.pack(wire.HOLD, 5), wire.pack_uids(wire.HOLD, [1])],
+    [
+        b"x",
+        wire.pack_uids(99),
+        wire.HEAD.pack(wire.HOLD, 0, 5),
+        wire.pack_uids(wire.HOLD, [1]),
+    ],
 )
 def test_nonsense_ends_that_connection_only(
     message: bytes, keeper: Keeper, client: KeeperClient, pair: Pair

@@ -270,6 +270,8 @@ def test_a_question_that_came_after_the_keeper_had_looked(
             keeper.turn(0.0)
             assert successor._socket is not None
             successor._socket.settimeout(PATIENCE_S)
+            hello, _ = wire.receive(successor._socket)
+            assert wire.heard(hello) == wire.VERSION
             data, fds = wire.receive(successor._socket)
             assert wire.unpack_uids(data) == (wire.HELD, [7])
             wire.close_all(fds)
