@@ -19,7 +19,7 @@ FREE: int = lib.CONN_FREE
 ASSIGNED: int = lib.CONN_ASSIGNED
 ACTIVE: int = lib.CONN_ACTIVE
 CLOSED: int = lib.CONN_CLOSED
-CONNMGRS_MAX: int = lib.CONNTABLE_CONNMGRS_MAX
+CONNMGRS_MAX: int = lib.PORTS_MAX
 assert CONNMGRS_MAX == names.CONNMGRS_MAX
 ASSIGNED_MEANWHILE = 64  # more than that between two looks, and there is a third
 _SLOT_BYTES: int = lib.conntable_bytes(1) - lib.conntable_bytes(0)

@@ -7,7 +7,7 @@ second time for cffi. Of a header with such a mark these are taken, in the order
     API struct X {}    its fields, but for those cffi cannot name (atomics, structs without API)
     API enum X {}      its constants
     API typedef        as it stands; what is atomic can only be pointed to
-    #define N value    every integer constant
+    #define N value    every integer constant, and those of base/limits.h
 
 `python native/declarations.py OUT.c [OUT.d]` writes the glue of `native._midair`, and what it was
 made from.
@@ -43,7 +43,7 @@ def headers() -> list[Path]:
         text = path.read_text()
         for name in _INCLUDE.findall(text):
             visit(SRC / name)
-        if _MARKED.search(text):
+        if _MARKED.search(text) or path.name == "limits.h":
             found.append(path)
 
     for path in sorted(SRC.rglob("*.h")):

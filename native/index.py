@@ -13,7 +13,7 @@ from typing import Any
 
 from native import ffi, lib
 
-CONNMGRS_MAX: int = lib.INDEX_CONNMGRS_MAX
+CONNMGRS_MAX: int = lib.PORTS_MAX
 SLOT_BITS: int = lib.INDEX_SLOT_BITS
 SUBJECT_BYTES_MAX: int = lib.INDEX_SUBJECT_MAX
 

@@ -84,7 +84,7 @@ def waiting_order(s: Segments) -> Any:
 
 
 def waiting_ref(s: Segments) -> Any:
-    ring = s.journals[0].refs
+    ring = s.journals[0].port.refs
     return s.first_record(s.slot(ring, ring.sent + 1), "ref_message")
 
 
@@ -124,9 +124,9 @@ def _(s: Segments, _at: Places) -> None:
 @breaks("redo_waits", "J1", "journal.0")
 def _(s: Segments, _at: Places) -> None:
     journal = s.journals[0]
-    s.set(journal.redo.pairs[0], "offset", ffi.offsetof("struct journal", "applied"))
-    s.set(journal.redo.pairs[0], "value", journal.applied)
-    s.set(journal.redo, "count", 1)
+    s.set(journal.port.redo.pairs[0], "offset", ffi.offsetof("struct port_log", "applied"))
+    s.set(journal.port.redo.pairs[0], "value", journal.port.applied)
+    s.set(journal.port.redo, "count", 1)
 
 
 @breaks("redo_bad", "R1", "routing")
@@ -137,7 +137,7 @@ def _(s: Segments, _at: Places) -> None:
 
 @breaks("ring_tail", "B2", "journal.0")
 def _(s: Segments, _at: Places) -> None:
-    s.set(s.journals[0].refs, "tail", s.journals[0].refs.tail | 0xFFFF)
+    s.set(s.journals[0].port.refs, "tail", s.journals[0].port.refs.tail | 0xFFFF)
 
 
 @breaks("ring_sent", "B2", "routing")
@@ -148,26 +148,26 @@ def _(s: Segments, _at: Places) -> None:
 
 @breaks("ring_span", "B2", "journal.0")
 def _(s: Segments, _at: Places) -> None:
-    ring = s.journals[0].refs
+    ring = s.journals[0].port.refs
     s.set(ring, "tail", (ring.sent + 65) << 16 | 40)
 
 
 @breaks("seq_ahead", "B3", "routing")
 def _(s: Segments, _at: Places) -> None:
-    s.set(getattr(s.routing, "in")[0], "done", s.journals[0].refs.sent + 2)
+    s.set(getattr(s.routing, "in")[0], "done", s.journals[0].port.refs.sent + 2)
 
 
 @breaks("seq_behind", "B3", "journal.0")
 def _(s: Segments, _at: Places) -> None:
-    s.set(getattr(s.routing, "in")[0], "done", s.journals[0].refs.sent - 40)
+    s.set(getattr(s.routing, "in")[0], "done", s.journals[0].port.refs.sent - 40)
 
 
 @breaks("seq_lost", "B3", "routing")
 def _(s: Segments, _at: Places) -> None:
     journal = s.journals[0]
-    s.set(journal, "done", journal.done - 1)
-    s.set(journal, "applied", journal.done)
-    s.set(journal.inbox.batch, "seq", 0)
+    s.set(journal.port, "done", journal.port.done - 1)
+    s.set(journal.port, "applied", journal.port.done)
+    s.set(journal.port.inbox.batch, "seq", 0)
 
 
 @breaks("batch_header", "B2", "routing")
@@ -188,13 +188,13 @@ def _(s: Segments, _at: Places) -> None:
 
 @breaks("inbox_gap", "B4", "journal.1")
 def _(s: Segments, _at: Places) -> None:
-    s.set(s.journals[1].inbox.batch, "seq", s.journals[1].done + 2)
+    s.set(s.journals[1].port.inbox.batch, "seq", s.journals[1].port.done + 2)
 
 
 @breaks("inbox_batch", "B4", "journal.0")
 def _(s: Segments, _at: Places) -> None:
-    inbox = s.journals[0].inbox.batch
-    s.set(inbox, "seq", s.journals[0].done + 1)
+    inbox = s.journals[0].port.inbox.batch
+    s.set(inbox, "seq", s.journals[0].port.done + 1)
     s.set(s.first_record(inbox, "order"), "type", 77)
 
 
@@ -210,18 +210,18 @@ def _(s: Segments, _at: Places) -> None:
 
 @breaks("applied", "J5", "journal.0")
 def _(s: Segments, _at: Places) -> None:
-    s.set(s.journals[0], "applied", s.journals[0].done + 2)
+    s.set(s.journals[0].port, "applied", s.journals[0].port.done + 2)
 
 
 @breaks("applied_inbox", "J5", "journal.0")
 def _(s: Segments, _at: Places) -> None:
-    s.set(s.journals[0], "applied", s.journals[0].done + 1)
-    s.set(s.journals[0].inbox.batch, "seq", 0)
+    s.set(s.journals[0].port, "applied", s.journals[0].port.done + 1)
+    s.set(s.journals[0].port.inbox.batch, "seq", 0)
 
 
 @breaks("open_handle", "L2", "journal.1")
 def _(s: Segments, _at: Places) -> None:
-    s.set(s.journals[1].open_handle, 0, live_message(s) ^ 1 << 32)
+    s.set(s.journals[1].port.open_handle, 0, live_message(s) ^ 1 << 32)
 
 
 @breaks("handle", "L3", "routing")
@@ -574,5 +574,5 @@ def _(s: Segments, _at: Places) -> None:
 
 @breaks("unknown", "A1", "arena")
 def _(s: Segments, _at: Places) -> None:
-    ring = s.journals[0].refs
+    ring = s.journals[0].port.refs
     s.set(s.slot(ring, ring.sent), "seq", 0)

@@ -99,7 +99,7 @@ class Dead:
         with Segments(self.name, CONNMGRS) as it:
             orders, journal = it.lane(1).orders, it.journals[1]
             eventually(
-                lambda: journal.done == orders.sent and orders.sent + 1 == orders.tail >> 16,
+                lambda: journal.port.done == orders.sent and orders.sent + 1 == orders.tail >> 16,
                 "connmgr 1 has processed its orders",
             )
             os.kill(instance.pid("connmgr/1"), signal.SIGSTOP)
@@ -110,7 +110,7 @@ class Dead:
             publisher.sync()
             eventually(lambda: (orders.tail >> 16) > orders.sent + 3, "orders wait in the ring")
             os.kill(instance.pid("router"), signal.SIGSTOP)
-            refs = it.journals[0].refs
+            refs = it.journals[0].port.refs
             for _ in range(30):  # each read alone, so that the queue fills
                 tail = refs.tail
                 publisher.send(pub(b"small", b"t"))
@@ -210,16 +210,16 @@ def test_repair(bent: Segments, dead: Dead) -> None:
     bent.set(bent.table, "next_uid", slot.uid + 1)
     bent.set(slot, "state", CLOSED)
     bent.set(bent.table, "high", 41)
-    bent.set(journal.redo.pairs[0], "offset", ffi.offsetof("struct journal", "applied"))
-    bent.set(journal.redo.pairs[0], "value", journal.applied)
-    bent.set(journal.redo, "count", 1)
+    bent.set(journal.port.redo.pairs[0], "offset", ffi.offsetof("struct port_log", "applied"))
+    bent.set(journal.port.redo.pairs[0], "value", journal.port.applied)
+    bent.set(journal.port.redo, "count", 1)
     assert [it.check for it in noticed(dead.name)] == ["leak"]
     done = cli("fsck", "--repair", "--name", dead.name)
     assert done.returncode == 0, done.stdout
     assert "repaired: finished committed steps: 1 words stored" in done.stdout
     assert "repaired: freed 1 leaked messages" in done.stdout
     assert "repaired: freed 1 slots of ended connections" in done.stdout
-    assert journal.redo.count == 0
+    assert journal.port.redo.count == 0
     assert slot.state == FREE
     assert fsck.examine(dead.name).findings == []
 

@@ -21,6 +21,7 @@ from tests.support.instance import ROOT, Instance, eventually, processes_of
 
 SOURCES = ROOT / "native" / "src"
 HEADERS = (
+    "limits",
     "ledger",
     "segment",
     "conntable",
@@ -28,6 +29,7 @@ HEADERS = (
     "redo",
     "batch",
     "records",
+    "port",
     "journal",
     "routing",
 )
@@ -80,8 +82,8 @@ def _number(text: str, values: dict[str, int]) -> int:
 
 ffi = declare()
 assert ffi.sizeof("struct batch") == 8192
-assert ffi.sizeof("struct journal") & 0xFFFFFF == lib.journal_fingerprint() & 0xFFFFFF
-assert ffi.sizeof("struct routing") & 0xFFFFFF == lib.routing_fingerprint() & 0xFFFFFF
+assert -(-ffi.sizeof("struct journal") // 4096) * 4096 == lib.journal_hot_bytes()
+assert -(-ffi.sizeof("struct routing") // 4096) * 4096 == lib.routing_hot_bytes(0)
 assert ffi.sizeof("struct conntable") == lib.conntable_bytes(0)
 
 

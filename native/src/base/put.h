@@ -40,9 +40,10 @@ static inline uint8_t *put_tiny(uint8_t *to, const void *text, uint32_t len)
     return to + len;
 }
 
-static inline uint8_t *put_number(uint8_t *to, uint32_t n)
+/* Digits; returns what it was given the type of. */
+static inline void *put_number(void *at, uint64_t n)
 {
-    uint8_t digits[10];
+    uint8_t digits[20], *to = at;
     int i = 0;
 
     do

@@ -51,7 +51,7 @@ void conn_put_phase(struct connmgr *cm, const struct conn *c)
         word |= c->options | (c->unread & UNREAD_ANSWER ? CONN_AWAITING : 0);
     if (c->phase == PHASE_LINGER)
         word |= (uint64_t)c->reason << CONN_REASON_SHIFT;
-    redo_put(&cm->redo, &cm->recs[c->slot].phase, word);
+    redo_put(&cm->port.redo, &cm->recs[c->slot].phase, word);
 }
 
 void conn_load(struct conn *c, uint64_t word)
@@ -112,15 +112,15 @@ int connmgr_adopt(struct connmgr *cm, uint32_t slot, uint64_t uid, int fd)
     c->uid = uid;
     connmgr_set_listener(cm, c);
     c->options = c->protocol->options;
-    c->heard_ns = connmgr_clock_ns();
+    c->heard_ns = clock_ns();
     memset(r, 0, sizeof(*r)); /* the slot is nobody's until uid is stored */
     r->in_base = in;
     r->out_base = out;
     r->protocol = cm->table->slots[slot].protocol;
     r->transport = cm->table->slots[slot].transport;
     conn_set_phase(cm, c, PHASE_OPENING);
-    redo_put(&cm->redo, &r->uid, uid);
-    redo_commit(&cm->redo);
+    redo_put(&cm->port.redo, &r->uid, uid);
+    redo_commit(&cm->port.redo);
     CRASH(ADOPT_RECORDED);
     conntable_set_state(cm->table, slot, CONN_ACTIVE);
     CRASH(ADOPT_ACTIVE);
@@ -187,7 +187,7 @@ static void close_now(struct connmgr *cm, struct conn *c)
     shut(cm, c);
     conn_set_phase(cm, c, PHASE_CLOSING);
     CRASH(END_SHUTDOWN);
-    redo_commit(&cm->redo);
+    redo_commit(&cm->port.redo);
     CRASH(END_COMMITTED);
     input_drop(cm, c);
     output_drop(cm, c);
@@ -221,7 +221,7 @@ static void end_with(struct connmgr *cm, struct conn *c, enum close_reason reaso
     }
     tell(cm, c, text, len);
     output_put(cm);
-    redo_commit(&cm->redo);
+    redo_commit(&cm->port.redo);
     told(cm, c);
     output_flush(cm);
 }
@@ -304,8 +304,8 @@ void conn_ended(struct connmgr *cm, uint32_t slot, uint64_t uid)
     if (c->asked)
         leave_asked(cm, c);
     conn_set_phase(cm, c, PHASE_NONE);
-    redo_put(&cm->redo, &cm->recs[slot].uid, 0);
-    redo_commit(&cm->redo);
+    redo_put(&cm->port.redo, &cm->recs[slot].uid, 0);
+    redo_commit(&cm->port.redo);
     CRASH(ENDED_RECORDED);
     conntable_set_state(cm->table, slot, CONN_CLOSED);
     connmgr_event(cm, EVENT_ENDED, c, 0);

@@ -1,9 +1,9 @@
 /* connmgr: opening, the turn, timers. See connmgr.h. */
 #include "connmgr/refer.h"
+#include "base/reserve.h"
 
 #include <errno.h>
 #include <sys/epoll.h>
-#include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -14,23 +14,6 @@
 #define TAG_USER 16u /* plus the caller's tag */
 #define SWEEP_A_TICK 256 /* chunks looked at each second for lost hints */
 #define POLL_ARENA_MS 5 /* other connmgrs free chunks of ours without waking us */
-
-uint64_t connmgr_clock_ns(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000ULL + (uint64_t)t.tv_nsec;
-}
-
-/* Zeroed memory that costs nothing until it is touched. */
-static void *reserve(uint64_t bytes)
-{
-    void *p = mmap(NULL, bytes ? bytes : 1, PROT_READ | PROT_WRITE,
-                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-
-    return p == MAP_FAILED ? NULL : p;
-}
 
 int connmgr_epoll(int epoll, int fd, uint32_t events, uint32_t tag)
 {
@@ -47,15 +30,13 @@ int connmgr_open(const struct connmgr_conf *conf, struct journal *journal, struc
     struct connmgr *cm = reserve(sizeof(*cm));
     uint32_t hash = 1, segs = journal->blocks * JOURNAL_SEGS_PER_BLOCK;
 
-    if (!cm)
+    if (!cm || port_open(&cm->port, &journal->port, refs_queue, orders_queue) != 0)
         return -ENOMEM;
     while (hash < journal->subs)
         hash *= 2;
     cm->conf = *conf;
     cm->journal = journal;
     cm->table = table;
-    cm->orders = orders_queue;
-    cm->my_bit = ledger_bit(conf->index);
     cm->recs = journal_conns(journal);
     cm->subs = journal_subs(journal);
     cm->segs = journal_segs(journal);
@@ -69,24 +50,20 @@ int connmgr_open(const struct connmgr_conf *conf, struct journal *journal, struc
     cm->seg_free = reserve((uint64_t)segs * 4);
     cm->block_free = reserve((uint64_t)journal->blocks * 4);
     cm->block_users = reserve((uint64_t)journal->blocks * 2);
-    cm->let_go = reserve(BATCH_BYTES / ORDER_BYTES_MIN * sizeof(struct let_go));
     cm->scratch = reserve(segs > 4 * CONNMGR_RECV_MAX ? segs : 4 * CONNMGR_RECV_MAX);
     cm->epoll = epoll_create1(EPOLL_CLOEXEC);
     cm->epoll_in = epoll_create1(EPOLL_CLOEXEC);
     cm->epoll_out = epoll_create1(EPOLL_CLOEXEC);
     if (!cm->conns || !cm->flows || !cm->links || !cm->sub_hash || !cm->sub_free || !cm->sub_due || !cm->seg_free ||
-        !cm->block_free || !cm->block_users || !cm->let_go || !cm->scratch || cm->epoll < 0 ||
+        !cm->block_free || !cm->block_users || !cm->scratch || cm->epoll < 0 ||
         cm->epoll_in < 0 || cm->epoll_out < 0)
         return -ENOMEM;
     cm->spin[0] = cm->spin[1] = spin_make(conf->spin_ns, (int)conf->spin_adaptive);
-    cm->redo.log = &journal->redo;
-    cm->redo.base = (char *)journal;
     cm->dirty_first = cm->flush_first = cm->ending_first = CONNMGR_NONE;
     stalled_open(cm);
     cm->asked_first = cm->asked_last = cm->held_first = CONNMGR_NONE;
     cm->fill_chunk = CONNMGR_NONE;
     cm->flows_on = conf->flow_leases && conf->connmgrs == 1; /* F1 */
-    batch_out_open(&cm->refs, &journal->refs, refs_queue, (uint8_t)conf->index);
     if (connmgr_epoll(cm->epoll, orders_queue, EPOLLIN, TAG_ORDERS) || connmgr_epoll(cm->epoll, refs_queue, 0, TAG_REFS) ||
         connmgr_epoll(cm->epoll, cm->epoll_in, EPOLLIN, TAG_IN) || connmgr_epoll(cm->epoll, cm->epoll_out, EPOLLIN, TAG_OUT))
         return -errno;
@@ -97,13 +74,10 @@ int connmgr_open(const struct connmgr_conf *conf, struct journal *journal, struc
 
 int connmgr_add_arena(struct connmgr *cm, uint32_t index, struct arena *arena)
 {
-    cm->arenas[index] = arena;
-    cm->local[index] = reserve((uint64_t)arena->chunk_count * ARENA_CHUNK_MESSAGES * 4);
-    if (!cm->local[index])
-        return -ENOMEM;
-    if (index != cm->conf.index)
-        return 0;
-    cm->redo.arena = (char *)arena;
+    int err = port_add_arena(&cm->port, index, arena);
+
+    if (err || index != cm->port.index)
+        return err;
     /* Beside what is begun there is always room for the largest frame and for small ones. Half of
      * it, because pieces of up to half a chunk fill chunks only in part. */
     uint32_t frame = (cm->conf.max_payload + cm->conf.max_control_line) / ARENA_CHUNK_BYTES + 2;
@@ -113,7 +87,7 @@ int connmgr_add_arena(struct connmgr *cm, uint32_t index, struct arena *arena)
     if (cm->begun_max < 2 * CONNMGR_RECV_MAX)
         cm->begun_max = 2 * CONNMGR_RECV_MAX;
     cm->chunk_messages = reserve((uint64_t)arena->chunk_count * 4);
-    return cm->chunk_messages ? arena_pool_open(&cm->pool, arena) : -ENOMEM;
+    return cm->chunk_messages ? 0 : -ENOMEM;
 }
 
 /* The process ends after this; the kernel gives its memory back. */
@@ -165,7 +139,6 @@ static uint64_t work_out(const struct connmgr *cm) { return spin_work(cm->stats.
 
 static int take_orders(struct connmgr *cm)
 {
-    struct batch_inbox *in = &cm->journal->inbox;
     uint64_t most = cm->made + CONNMGR_MADE_A_TURN;
 
     for (int i = 0; i < CONNMGR_ORDERS_A_TURN; i++) {
@@ -173,13 +146,12 @@ static int take_orders(struct connmgr *cm)
 
         if (cm->event_count > CONNMGR_EVENTS_MAX / 2)
             return i;
-        int got = batch_in_pending(in, cm->journal->done)
-                      ? 1 : batch_in_receive(in, cm->orders, cm->journal->done);
+        int got = port_receive(&cm->port);
 
         if (got <= 0)
             return got < 0 ? got : i;
         output_make_room(cm);
-        int err = orders_process(cm, &in->batch);
+        int err = orders_process(cm);
         if (err)
             return err;
         if (cm->made > most || work_out(cm) - before <= SPIN_SPARSE_MAX) /* after a small batch there is hardly another */
@@ -232,12 +204,12 @@ static int read_ready(struct connmgr *cm)
  * is in a small one. More would leave the cache. */
 static void read_on(struct connmgr *cm)
 {
-    uint64_t seq = cm->refs.seq, before = work_in(cm), messages = cm->stats.messages_in;
+    uint64_t seq = cm->port.refs.seq, before = work_in(cm), messages = cm->stats.messages_in;
 
     for (int pass = 0; pass < CONNMGR_PASSES_A_TURN; pass++) {
         if (read_ready(cm) <= 0)
             return;
-        if (cm->refs.seq != seq || cm->event_count || work_in(cm) - before <= SPIN_SPARSE_MAX ||
+        if (cm->port.refs.seq != seq || cm->event_count || work_in(cm) - before <= SPIN_SPARSE_MAX ||
             cm->stats.messages_in - messages >= CONNMGR_FULL_MESSAGES)
             return;
     }
@@ -254,11 +226,11 @@ static void arm(struct connmgr *cm)
         (void)epoll_ctl(cm->epoll, EPOLL_CTL_MOD, cm->epoll_in, &ev);
         cm->in_armed = in;
     }
-    if (cm->refs.blocked != cm->refs_armed) {
-        struct epoll_event ev = {.events = cm->refs.blocked ? EPOLLOUT : 0, .data.u32 = TAG_REFS};
+    if (cm->port.refs.blocked != cm->refs_armed) {
+        struct epoll_event ev = {.events = cm->port.refs.blocked ? EPOLLOUT : 0, .data.u32 = TAG_REFS};
 
-        (void)epoll_ctl(cm->epoll, EPOLL_CTL_MOD, cm->refs.queue, &ev);
-        cm->refs_armed = cm->refs.blocked;
+        (void)epoll_ctl(cm->epoll, EPOLL_CTL_MOD, cm->port.refs.queue, &ev);
+        cm->refs_armed = cm->port.refs.blocked;
     }
 }
 
@@ -276,14 +248,14 @@ static int flood_is_over(struct connmgr *cm)
     cm->large_seen = large;
     cm->messages_seen = messages;
     if (has_large)
-        cm->refs.more = CONNMGR_MORE_ROUNDS;
+        cm->port.refs.more = CONNMGR_MORE_ROUNDS;
     if (has_large || cm->stalled_ring || !cm->in_armed)
         return 0;
-    if (has_read && cm->refs.more)
-        cm->refs.more--;
+    if (has_read && cm->port.refs.more)
+        cm->port.refs.more--;
     if (cm->now_ns - cm->active_ns > CONNMGR_PAUSE_MS * 1000000ULL)
-        cm->refs.more = 0;
-    return !cm->refs.more && cm->refs.said_more && cm->conf.connmgrs > 1;
+        cm->port.refs.more = 0;
+    return !cm->port.refs.more && cm->port.refs.said_more && cm->conf.connmgrs > 1;
 }
 
 /* Waits for something to do; looks again for a moment before it sleeps. */
@@ -296,16 +268,16 @@ static int await(struct connmgr *cm, struct epoll_event *evs, int max, int sleep
     cm->spin_seen = seen;
     if (sleep_ms == 0)
         return epoll_wait(cm->epoll, evs, max, 0);
-    uint64_t began = connmgr_clock_ns(), until = began + spin_time(s, work);
+    uint64_t began = clock_ns(), until = began + spin_time(s, work);
 
-    for (uint64_t now = began; n == 0 && now < until; now = connmgr_clock_ns()) {
+    for (uint64_t now = began; n == 0 && now < until; now = clock_ns()) {
         n = epoll_wait(cm->epoll, evs, max, 0);
         if (n == 0)
             sched_yield();
     }
     if (n == 0)
         n = epoll_wait(cm->epoll, evs, max, sleep_ms);
-    spin_learn(s, connmgr_clock_ns() - began);
+    spin_learn(s, clock_ns() - began);
     return n;
 }
 
@@ -332,14 +304,14 @@ static int one_round(struct connmgr *cm, int sleep_ms)
     int ready = 0, n, took, wrote, over;
 
     arm(cm);
-    if (cm->refs.said_more && sleep_ms > CONNMGR_PAUSE_MS)
+    if (cm->port.refs.said_more && sleep_ms > CONNMGR_PAUSE_MS)
         sleep_ms = CONNMGR_PAUSE_MS;
     if (sleep_ms > POLL_ARENA_MS && (stalled_any(cm) || held_any(cm)))
         sleep_ms = POLL_ARENA_MS;
     n = await(cm, evs, 16, sleep_ms);
     if (n < 0)
         return errno == EINTR ? -EINTR : -errno;
-    cm->now_ns = connmgr_clock_ns();
+    cm->now_ns = clock_ns();
     look_at_trace(cm);
     for (int i = 0; i < n; i++) {
         uint32_t tag = evs[i].data.u32;
@@ -349,7 +321,7 @@ static int one_round(struct connmgr *cm, int sleep_ms)
         else
             connmgr_event(cm, EVENT_FD, NULL, (int)(tag - TAG_USER));
     }
-    took = ready & 1 << TAG_ORDERS || batch_in_pending(&cm->journal->inbox, cm->journal->done) ? take_orders(cm) : 0;
+    took = ready & 1 << TAG_ORDERS || port_has_batch(&cm->port) ? take_orders(cm) : 0;
     if (took < 0)
         return took;
     if (took)
@@ -380,20 +352,20 @@ static int one_round(struct connmgr *cm, int sleep_ms)
  * send, and a batch a predecessor received. Without room in the ring it waits for that. */
 static int has_work(const struct connmgr *cm)
 {
-    if (batch_in_pending(&cm->journal->inbox, cm->journal->done))
+    if (port_has_batch(&cm->port))
         return 1;
-    if (cm->refs.blocked)
+    if (cm->port.refs.blocked)
         return 0;
     return cm->stalled_more || (cm->stalled_ring && refer_have_room(cm)) || refer_any_due(cm) ||
-           (cm->journal->refs.tail & 0xffff) > BATCH_HEAD;
+           (cm->port.log->refs.tail & 0xffff) > BATCH_HEAD;
 }
 
 int connmgr_turn(struct connmgr *cm, int timeout_ms)
 {
-    uint64_t until = connmgr_clock_ns() + (uint64_t)timeout_ms * 1000000ULL;
+    uint64_t until = clock_ns() + (uint64_t)timeout_ms * 1000000ULL;
 
     for (;;) {
-        uint64_t now = connmgr_clock_ns();
+        uint64_t now = clock_ns();
         int left = now >= until ? 0 : (int)((until - now + 999999) / 1000000);
         int err = one_round(cm, has_work(cm) ? 0 : left);
 
@@ -408,7 +380,7 @@ int connmgr_turn(struct connmgr *cm, int timeout_ms)
 
 void connmgr_tick(struct connmgr *cm)
 {
-    uint64_t now = connmgr_clock_ns();
+    uint64_t now = clock_ns();
     const struct connmgr_conf *conf = &cm->conf;
 
     cm->now_ns = now;
@@ -433,11 +405,11 @@ void connmgr_tick(struct connmgr *cm)
                 c->pings++;
                 reply_say(cm, c, REPLY_PING);
                 output_put(cm);
-                redo_commit(&cm->redo);
+                redo_commit(&cm->port.redo);
             }
         }
     }
     output_flush(cm);
-    arena_sweep(&cm->pool, stalled_any(cm) ? cm->pool.arena->chunk_count : SWEEP_A_TICK);
+    arena_sweep(&cm->port.pool, stalled_any(cm) ? cm->port.pool.arena->chunk_count : SWEEP_A_TICK);
     stalled_compact(cm);
 }

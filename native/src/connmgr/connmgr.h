@@ -35,9 +35,11 @@
 #include "connmgr/conn.h"
 #include "connmgr/journal.h"
 #include "base/sockpos.h"
+#include "base/clock.h"
 #include "base/spin.h"
 #include "observe/trace.h"
 #include "shm/load.h"
+#include "shm/port.h"
 #include "shm/records.h"
 
 #include <sys/epoll.h>
@@ -229,22 +231,11 @@ struct sub_link { /* derived, per sub slot */
     uint32_t conn_next, conn_prev; /* CONNMGR_NONE ends */
 };
 
-struct let_go { /* messages in a row of the batch being processed, to relinquish after its commit */
-    uint64_t handle; /* of the first */
-    uint64_t limit;  /* of each, as ledger bits */
-    uint32_t count;
-};
-
 struct connmgr {
     struct connmgr_conf conf;
     struct journal *journal;
     struct conntable *table;
-    struct arena *arenas[LEDGER_CONNMGRS_MAX];
-    uint32_t *local[LEDGER_CONNMGRS_MAX]; /* per entry: segments here that need its body */
-    struct arena_pool pool;
-    struct redo redo;
-    struct batch_out refs;
-    mqd_t orders;
+    struct port port;    /* the first part of the journal; needed: segments of output with the body */
     int epoll, epoll_in, epoll_out;
     int in_armed, refs_armed;
     struct epoll_event ready[CONNMGR_READS_A_TURN]; /* readable, in the order they are read */
@@ -265,13 +256,10 @@ struct connmgr {
     int stalled_ring;  /* some wait for room in the ring, not for the arena */
     int stalled_more;  /* some could go on without anything happening first */
     int in_step;    /* what is done now is committed with a step that is not finished: see conn_end() */
-    int recovering; /* in connmgr_start: steps may be repetitions */
     struct spin spin[2]; /* without and with an answer of the router to wait for */
     uint64_t spin_seen;  /* spin_work() in and out when it was last asked */
     int asking;          /* references were sent, and no orders have come since */
     uint64_t now_ns;
-    uint64_t my_bit;
-    uint64_t open_handle[LEDGER_CONNMGRS_MAX]; /* with the uncommitted; see journal.h */
 
     struct conn *conns;
     struct conn_rec *recs;
@@ -291,9 +279,9 @@ struct connmgr {
     uint32_t *chunk_messages;     /* entries given out, with the uncommitted */
 
     uint32_t dirty_first, flush_first, ending_first, asked_first, asked_last;
+    int late;               /* the batch of orders has some that free slots (orders.c), */
+    uint32_t last_delivery; /* and this is where its last delivery is */
     uint64_t made;       /* bytes for clients since the start */
-    struct let_go *let_go;
-    uint32_t let_go_count;
     uint8_t *scratch;
     uint32_t conn_count;
 
@@ -346,7 +334,6 @@ API int connmgr_socket(const struct connmgr *cm, uint32_t slot, uint64_t *ret_ui
 
 /* ---- between the C files ---- */
 struct connmgr_event *connmgr_event(struct connmgr *cm, uint32_t type, const struct conn *c, int code);
-uint64_t connmgr_clock_ns(void);
 int connmgr_epoll(int epoll, int fd, uint32_t events, uint32_t tag); /* adds or changes */
 void connmgr_ask(struct connmgr *cm, struct conn *c, uint8_t what);
 /* What its listener says about it. */
@@ -411,7 +398,7 @@ int slow_may_deliver(struct connmgr *cm, struct conn *c, uint64_t handle);
 void slow_written(struct connmgr *cm, struct conn *c); /* some of what waited was taken */
 void slow_recover(struct connmgr *cm, struct conn *c);
 
-int orders_process(struct connmgr *cm, const struct batch *b);
+int orders_process(struct connmgr *cm); /* the batch in the inbox */
 
 struct flow_mark flow_mark(const struct connmgr *cm); /* at the beginning of a step of input */
 /* Messages `first` and on of the chunk were taken: delivers them as it was decided before. Then there is

@@ -120,7 +120,7 @@ static void count_out(struct connmgr *cm, struct conn *c, uint32_t count)
  * of who wrote them. */
 static void describe(struct connmgr *cm, const struct conn *c, uint64_t handle, struct delivery *d)
 {
-    struct arena *a = cm->arenas[handle_source(handle)];
+    struct arena *a = cm->port.arenas[handle_source(handle)];
     const struct arena_entry *e = &arena_entries(a)[handle_entry(handle)];
     const uint8_t *data = arena_data(a, e->chunk);
     int headers = c->options & CONN_HEADERS && e->protocol == c->speaks;
@@ -144,7 +144,7 @@ static void describe(struct connmgr *cm, const struct conn *c, uint64_t handle, 
 static void add_dropped(struct connmgr *cm, struct conn *c, struct delivery *d, uint8_t *made)
 {
     uint32_t headers = d->head.header_len, kept;
-    const struct arena_entry *e = &arena_entries(cm->arenas[handle_source(d->handle)])[handle_entry(d->handle)];
+    const struct arena_entry *e = &arena_entries(cm->port.arenas[handle_source(d->handle)])[handle_entry(d->handle)];
     uint8_t number[20];
     struct field f = {.name = (const uint8_t *)"Midair-Dropped", .name_len = 14, .value = number};
 
@@ -208,7 +208,7 @@ static int run_speaks(struct run *run, const struct arena_entry *e)
 /* Adds the message to the run; 0: its frame cannot be made this way. */
 static int run_add(struct connmgr *cm, struct run *run, uint64_t handle)
 {
-    struct arena *a = cm->arenas[handle_source(handle)];
+    struct arena *a = cm->port.arenas[handle_source(handle)];
     const struct arena_entry *e = &arena_entries(a)[handle_entry(handle)];
 
     if (run->count == 0 ? !run_speaks(run, e) : usual_of(e) != run->speaks)

@@ -35,13 +35,13 @@ _Static_assert(FLOW_FRAME_MORE > PROTOCOL_SID_MAX + 2, "see above");
 
 struct flow_mark flow_mark(const struct connmgr *cm)
 {
-    return (struct flow_mark){.seq = cm->refs.seq, .bytes = cm->refs.bytes, .subscribed = cm->subscribed,
+    return (struct flow_mark){.seq = cm->port.refs.seq, .bytes = cm->port.refs.bytes, .subscribed = cm->subscribed,
                               .modes = cm->modes};
 }
 
 void flow_asked(struct connmgr *cm, struct conn *c, const struct flow_mark *m, uint32_t chunk, uint32_t last)
 {
-    struct arena *a = cm->pool.arena;
+    struct arena *a = cm->port.pool.arena;
     uint32_t entry = chunk * ARENA_CHUNK_MESSAGES + last - 1;
 
     if (!cm->flows_on)
@@ -71,7 +71,7 @@ static void remember(struct connmgr *cm, struct conn *c, const struct order *o, 
     c->has_flow = 1;
     f->subscribed = cm->subscribed;
     f->subject_len = e->subject_len;
-    memcpy(f->subject, arena_data(cm->pool.arena, e->chunk) + e->subject, e->subject_len);
+    memcpy(f->subject, arena_data(cm->port.pool.arena, e->chunk) + e->subject, e->subject_len);
     f->count = (uint16_t)count;
     memcpy(f->subs, subs, count * 4u);
 }
@@ -87,7 +87,7 @@ void flow_learn(struct connmgr *cm, const struct batch *b, uint32_t last_at)
         if (!order_has_message(o) || o->type & ORDER_MORE)
             continue;
         uint64_t last = order_handle(o) + order_messages(o) - 1;
-        const struct arena_entry *e = &arena_entries(cm->pool.arena)[handle_entry(last)];
+        const struct arena_entry *e = &arena_entries(cm->port.pool.arena)[handle_entry(last)];
         struct conn *c = &cm->conns[e->conn];
 
         if (!c->routing || c->routed_last != last)
@@ -122,7 +122,7 @@ struct place { /* in the references of a step */
 /* The reference at the place, which moves behind it; NULL: there are no more. */
 static const struct ref *next_ref(const struct connmgr *cm, struct place *p)
 {
-    const struct batch_out *o = &cm->refs;
+    const struct batch_out *o = &cm->port.refs;
     const struct batch *b = batch_slot(o->ring, p->seq);
 
     while (p->seq < o->seq && p->at == b->bytes) {
@@ -158,7 +158,7 @@ static enum flow_bodies all_of_flow(const struct connmgr *cm, const struct flow 
 /* The messages from `first` on are to be let go of by us alone. They are not committed: nobody knows them. */
 static void set_limits(struct connmgr *cm, uint32_t chunk, uint32_t first)
 {
-    ledger_word *words = &arena_words(cm->pool.arena)[chunk * ARENA_CHUNK_MESSAGES];
+    ledger_word *words = &arena_words(cm->port.pool.arena)[chunk * ARENA_CHUNK_MESSAGES];
 
     for (uint32_t n = first; n < cm->chunk_messages[chunk]; n++)
         (void)ledger_or_own(&words[n], ledger_limit(1));
@@ -190,7 +190,7 @@ static void append_order(struct batch *b, const struct flow *f, const struct ref
 static void deliver_all(struct connmgr *cm, struct batch *b)
 {
     for (uint32_t at = BATCH_HEAD; at < b->bytes;)
-        at = deliver_orders(cm, b, at, (uint32_t)(cm->journal->applied + 1));
+        at = deliver_orders(cm, b, at, (uint32_t)(cm->port.log->applied + 1));
     b->bytes = BATCH_HEAD;
 }
 
@@ -208,7 +208,7 @@ static void deliver_flow(struct connmgr *cm, const struct flow *f, struct place 
     for (uint32_t i = 0; i < f->count; i++) {
         struct sub_rec *s = &cm->subs[f->subs[i]];
 
-        redo_put(&cm->redo, &s->base, s->delivered);
+        redo_put(&cm->port.redo, &s->base, s->delivered);
     }
 }
 
@@ -231,8 +231,8 @@ int flow_repeat(struct connmgr *cm, struct conn *c, const struct flow_mark *m, u
     if (TRACE_IF(cm->trace.on))
         trace_flow(cm, messages);
     deliver_flow(cm, f, p);
-    cm->refs.seq = m->seq;
-    cm->refs.bytes = m->bytes;
+    cm->port.refs.seq = m->seq;
+    cm->port.refs.bytes = m->bytes;
     if (bodies == FLOW_COPIED)
         cm->chunk_messages[chunk] = first;
     else

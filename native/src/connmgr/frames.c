@@ -66,7 +66,7 @@ static inline void fill_entry(const struct connmgr *cm, const struct conn *c, st
  * there are if the chunk has no entry left. */
 static uint32_t take_repeats(struct connmgr *cm, const struct conn *c, const struct frame *f, uint32_t n)
 {
-    struct arena *a = cm->pool.arena;
+    struct arena *a = cm->port.pool.arena;
     uint32_t room = ARENA_CHUNK_MESSAGES - n, count = f->repeats < room ? f->repeats : room;
     struct arena_entry *e = &arena_entries(a)[c->chunk * ARENA_CHUNK_MESSAGES + n];
     uint32_t at = c->at;
@@ -87,7 +87,7 @@ static inline uint32_t take_messages(struct connmgr *cm, struct conn *c, const u
 
     if (n == ARENA_CHUNK_MESSAGES)
         return 0;
-    struct arena *a = cm->pool.arena;
+    struct arena *a = cm->port.pool.arena;
     uint64_t handle = arena_begin(a, c->chunk, n);
 
     fill_entry(cm, c, &arena_entries(a)[c->chunk * ARENA_CHUNK_MESSAGES + n], f, c->at);
@@ -141,7 +141,7 @@ static void unsubscribe(struct connmgr *cm, struct conn *c, const uint8_t *p, co
         uint64_t max = f->max_msgs;
 
         if (max)
-            redo_put(&cm->redo, &s->max, max);
+            redo_put(&cm->port.redo, &s->max, max);
         /* A queue member's maximum is the router's to keep: what it has routed there already
          * went to nobody else. */
         if (max == 0 || (s->word & SUB_PLAIN && s->delivered >= max)) {
@@ -205,7 +205,7 @@ int frames_parse_chain(struct connmgr *cm, struct conn *c)
     struct frame_limits limits = frames_limits(cm, c);
     const struct protocol *protocol = c->protocol;
     struct frame f[2];
-    struct arena *a = cm->pool.arena;
+    struct arena *a = cm->port.pool.arena;
     int status;
 
     if (protocol->parse(input_bytes(cm, c), ARENA_CHUNK_BYTES, &limits, f, 1, &status) != 0 || status != 0 ||
@@ -246,7 +246,7 @@ static int handle_frames(struct connmgr *cm, struct conn *c, const struct frame 
         uint32_t left = f->repeats + 1u, taken;
 
         do {
-            if (!refer_have_room(cm) || cm->redo.count >= REDO_PAIRS_SOFT)
+            if (!refer_have_room(cm) || cm->port.redo.count >= REDO_PAIRS_SOFT)
                 return 0;
             taken = handle_frame(cm, c, p, f);
             if (!taken)

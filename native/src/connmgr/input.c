@@ -29,7 +29,7 @@ static void store_buffer(struct connmgr *cm, struct conn *c)
 
 uint8_t *input_bytes(struct connmgr *cm, const struct conn *c)
 {
-    return arena_data(cm->pool.arena, c->chunk) + c->at;
+    return arena_data(cm->port.pool.arena, c->chunk) + c->at;
 }
 
 /* Counts what the connection has begun in chunks it shares. */
@@ -55,9 +55,9 @@ static void forget_buffer(struct connmgr *cm, struct conn *c)
     if (c->own_chunk) {
         c->own_chunk = 0;
         cm->bulk--;
-        arena_close(&cm->pool, chunk);
+        arena_close(&cm->port.pool, chunk);
     }
-    arena_unhold(&cm->pool, chunk);
+    arena_unhold(&cm->port.pool, chunk);
 }
 
 void input_drop(struct connmgr *cm, struct conn *c)
@@ -73,7 +73,7 @@ static uint32_t recover_need(struct connmgr *cm, const struct conn *c, uint32_t 
     uint64_t first = len < ARENA_CHUNK_BYTES ? len : ARENA_CHUNK_BYTES;
     int status;
 
-    if (c->protocol->parse(arena_data(cm->pool.arena, chunk), first, &limits, f, 1, &status) != 0 || status != 0 ||
+    if (c->protocol->parse(arena_data(cm->port.pool.arena, chunk), first, &limits, f, 1, &status) != 0 || status != 0 ||
         f->bytes <= ARENA_CHUNK_BYTES || f->bytes < len)
         return 0;
     return (uint32_t)f->bytes;
@@ -84,7 +84,7 @@ static uint32_t recover_need(struct connmgr *cm, const struct conn *c, uint32_t 
 int input_recover(struct connmgr *cm, struct conn *c, uint64_t taken)
 {
     const struct conn_rec *r = &cm->recs[c->slot];
-    const struct arena *a = cm->pool.arena;
+    const struct arena *a = cm->port.pool.arena;
     uint32_t chunk = (uint32_t)(r->buffer >> 32) - 1, at = (uint32_t)r->buffer, need = 0;
 
     if (taken == r->in_pos)
@@ -108,7 +108,7 @@ int input_recover(struct connmgr *cm, struct conn *c, uint64_t taken)
     c->chained = c->own_chunk = (uint8_t)chained;
     cm->bulk += c->own_chunk;
     count_begun(cm, c);
-    arena_hold(&cm->pool, chunk);
+    arena_hold(&cm->port.pool, chunk);
     return 0;
 }
 
@@ -125,8 +125,8 @@ static void move_to(struct connmgr *cm, struct conn *c, uint32_t chunk, uint32_t
     uint32_t old = c->chunk, old_own = c->own_chunk;
 
     if (c->len)
-        memcpy(arena_data(cm->pool.arena, chunk) + at, input_bytes(cm, c), c->len);
-    arena_hold(&cm->pool, chunk);
+        memcpy(arena_data(cm->port.pool.arena, chunk) + at, input_bytes(cm, c), c->len);
+    arena_hold(&cm->port.pool, chunk);
     c->chunk = chunk;
     c->at = at;
     c->own_chunk = (uint8_t)own;
@@ -138,13 +138,13 @@ static void move_to(struct connmgr *cm, struct conn *c, uint32_t chunk, uint32_t
     if (old == CONNMGR_NONE)
         return;
     if (old_own)
-        arena_close(&cm->pool, old);
-    arena_unhold(&cm->pool, old);
+        arena_close(&cm->port.pool, old);
+    arena_unhold(&cm->port.pool, old);
 }
 
 static uint32_t open_chunk(struct connmgr *cm)
 {
-    uint32_t chunk = arena_take(&cm->pool);
+    uint32_t chunk = arena_take(&cm->port.pool);
 
     if (chunk != ARENA_NONE)
         cm->chunk_messages[chunk] = 0;
@@ -163,7 +163,7 @@ static int large_may_take(struct connmgr *cm, uint32_t count)
 {
     if (!cm->retrying && cm->stalled[STALLED_LARGE].first != CONNMGR_NONE)
         return 0;
-    return arena_available(&cm->pool) >= count + (cm->bulk ? CONNMGR_CHUNKS_RESERVED : 0);
+    return arena_available(&cm->port.pool) >= count + (cm->bulk ? CONNMGR_CHUNKS_RESERVED : 0);
 }
 
 /* A chain long enough for the whole frame, with the bytes so far at its start. */
@@ -175,7 +175,7 @@ static int make_chain(struct connmgr *cm, struct conn *c)
         return 0;
     uint32_t first = last = open_chunk(cm);
     for (uint32_t i = 1; i < count; i++)
-        last = arena_extend(&cm->pool, last);
+        last = arena_extend(&cm->port.pool, last);
     CRASH(CHAIN_MADE);
     move_to(cm, c, first, 0, 1);
     c->chained = 1;
@@ -201,9 +201,9 @@ static int make_shared(struct connmgr *cm, struct conn *c, uint32_t want, uint32
 
         if (old != CONNMGR_NONE) { /* first give the old one back: it may be the next one */
             cm->fill_chunk = CONNMGR_NONE;
-            arena_close(&cm->pool, old);
+            arena_close(&cm->port.pool, old);
         }
-        fresh = cm->pool.free_count > kept || arena_available(&cm->pool) > kept
+        fresh = cm->port.pool.free_count > kept || arena_available(&cm->port.pool) > kept
                     ? open_chunk(cm) : ARENA_NONE;
         if (fresh == ARENA_NONE)
             return 0;
@@ -241,7 +241,7 @@ int input_may_begin(const struct connmgr *cm)
  * at the end of a chunk get less than their share; but not if that is a waste of few chunks. */
 static uint32_t least_room(const struct connmgr *cm)
 {
-    return cm->pool.free_count >= CONNMGR_CHUNKS_FEW ? CONNMGR_RECV_MAX : CONNMGR_RECV_MIN;
+    return cm->port.pool.free_count >= CONNMGR_CHUNKS_FEW ? CONNMGR_RECV_MAX : CONNMGR_RECV_MIN;
 }
 
 /* Finds where the next bytes of the connection go. 0: nowhere now. */
@@ -276,7 +276,7 @@ int input_place(struct connmgr *cm, struct conn *c)
 /* recv behind the bytes a chained frame has so far, never past its end. */
 static ssize_t recv_chain(struct connmgr *cm, struct conn *c)
 {
-    struct arena *a = cm->pool.arena;
+    struct arena *a = cm->port.pool.arena;
     struct iovec iov[4];
     uint32_t at = c->len, left = c->need - c->len, chunk = c->chunk;
     int count = 0;
@@ -351,7 +351,7 @@ static void count_pass(struct connmgr *cm, struct conn *c)
 {
     if (c->pass == cm->pass) {
         cm->pass++;
-        cm->refs.passes++;
+        cm->port.refs.passes++;
     }
     c->pass = cm->pass;
 }
@@ -377,7 +377,7 @@ void input_receive(struct connmgr *cm, struct conn *c)
     count_pass(cm, c);
     cm->stats.bytes_in += (uint64_t)got;
     if (TRACE_IF(cm->trace.on))
-        cm->now_ns = connmgr_clock_ns();
+        cm->now_ns = clock_ns();
     c->len += (uint32_t)got;
     c->heard_ns = cm->now_ns;
     c->pings = 0;
@@ -399,13 +399,13 @@ void input_commit(struct connmgr *cm, struct conn *c)
     struct conn_rec *r = &cm->recs[c->slot];
 
     if (r->in_pos != c->in_pos) {
-        redo_put(&cm->redo, &r->in_pos, c->in_pos);
+        redo_put(&cm->port.redo, &r->in_pos, c->in_pos);
         if (c->chunk != CONNMGR_NONE)
-            redo_put(&cm->redo, &r->buffer, (c->chunk + 1ULL) << 32 | c->at);
+            redo_put(&cm->port.redo, &r->buffer, (c->chunk + 1ULL) << 32 | c->at);
     }
     output_put(cm);
-    batch_out_put(&cm->refs, &cm->redo);
-    redo_commit(&cm->redo);
+    batch_out_put(&cm->port.refs, &cm->port.redo);
+    redo_commit(&cm->port.redo);
 }
 
 /* The messages from `first` on, and all else of the step that began at the mark. */
@@ -419,7 +419,7 @@ static void commit_messages(struct connmgr *cm, struct conn *c, const struct flo
         if (!flow_repeat(cm, c, m, chunk, first))
             flow_asked(cm, c, m, chunk, last);
         if (cm->chunk_messages[chunk] > first)
-            redo_put_arena(&cm->redo, arena_messages(cm->pool.arena, chunk), last);
+            redo_put_arena(&cm->port.redo, arena_messages(cm->port.pool.arena, chunk), last);
     }
     if (c->reason) /* behind what was delivered to it in this step */
         conn_tell_ending(cm);

@@ -1,8 +1,6 @@
 /* journal: layout of a connmgr's primary state. See journal.h. */
 #include "connmgr/journal.h"
 
-static uint64_t page_up(uint64_t n) { return (n + 4095) & ~4095ULL; }
-
 static uint64_t subs_at(uint32_t conns)
 {
     return page_up(sizeof(struct journal)) + page_up((uint64_t)conns * sizeof(struct conn_rec));
@@ -27,13 +25,12 @@ uint64_t journal_hot_bytes(void) { return page_up(sizeof(struct journal)); }
 /* With the format of batches: some may lie in the ring, or in the queue between two of them. */
 uint64_t journal_fingerprint(void)
 {
-    return sizeof(struct journal) ^ sizeof(struct conn_rec) << 24 ^ sizeof(struct sub_rec) << 32 ^
-           sizeof(struct out_seg) << 40 ^ (uint64_t)JOURNAL_BLOCK_BYTES << 44 ^ (uint64_t)BATCH_VERSION << 60;
+    return SEGMENT_FINGERPRINT(sizeof(struct journal), sizeof(struct conn_rec), sizeof(struct sub_rec), sizeof(struct out_seg),
+                               JOURNAL_BLOCK_BYTES, BATCH_VERSION);
 }
 
 void journal_format(struct journal *j, uint32_t index, uint32_t conns, uint32_t subs, uint32_t blocks)
 {
-    j->index = index;
     j->conns = conns;
     j->subs = subs;
     j->blocks = blocks;
@@ -41,7 +38,7 @@ void journal_format(struct journal *j, uint32_t index, uint32_t conns, uint32_t 
     j->subs_at = subs_at(conns);
     j->segs_at = segs_at(conns, subs);
     j->blocks_at = blocks_at(conns, subs, blocks);
-    batch_ring_format(&j->refs);
+    port_format(&j->port, index, PORT_CONNMGR);
     segment_format(j, SEGMENT_JOURNAL, JOURNAL_LAYOUT, journal_fingerprint(),
                    journal_bytes(conns, subs, blocks));
 }

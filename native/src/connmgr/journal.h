@@ -17,8 +17,8 @@
  *       in the list of one connection, but for those that only SEG_SHARED segments refer to.
  *   J4  Relinquish first, then pop: a body referred to by a listed segment that the kernel
  *       has not fully taken is live.
- *   J5  done <= applied <= done + 1. applied == done + 1: outputs of the batch in the inbox
- *       are committed, some of its messages may not be relinquished yet.
+ *   J5  The first part of the journal is that of a port: P1 to P3 hold. What a batch of orders
+ *       appends to outputs is committed together with its number.
  *   J6  A sub slot is reused only after the router said it will not be named again; a conn
  *       slot only after the router confirmed the end of its session.
  * A record that nothing names yet is outside J1: `connmgr_adopt()` and `subtable_add()` fill a
@@ -128,24 +128,15 @@ struct out_seg {
 _Static_assert(sizeof(struct out_seg) == 32, "frozen layout");
 
 struct journal {
-    struct segment_header header;
-    uint32_t index, conns, subs, blocks; /* creator, once */
+    struct port_log port; /* what it has as a port; the rest is about its clients */
+    uint32_t conns, subs, blocks, pad0;  /* creator, once */
     uint64_t conns_at, subs_at, segs_at, blocks_at; /* creator, once: offsets */
-    uint32_t kind;        /* creator, once: enum port_kind */
-    uint32_t pad0;
-    uint64_t reserved0[9];
-    uint64_t applied;     /* redo: last order batch whose outputs are committed */
-    uint64_t done;        /* single store "orders.done": last order batch finished */
+    uint64_t reserved0[2];
     uint64_t conns_high;  /* single stores, only grow, raised before use: slots, segments and */
     uint64_t subs_high;   /* blocks at or past these were never used, and recovery does not */
     uint64_t segs_high;   /* look there (looking at a hole of a segment makes it real memory) */
     uint64_t blocks_high;
-    uint64_t reserved1[10];
-    uint64_t open_handle[LEDGER_CONNMGRS_MAX]; /* redo, per source: the message whose list of
-                           * recipients goes on; orders of other sources may come in between */
-    struct redo_log redo;
-    struct batch_ring refs;
-    struct batch_inbox inbox;
+    uint64_t reserved1[12];
 };
 
 API uint64_t journal_bytes(uint32_t conns, uint32_t subs, uint32_t blocks);

@@ -1,9 +1,8 @@
-/* orders: a batch of what the router decided is carried out, and messages are let go.
+/* orders: what the router decided is carried out, as far as clients are concerned.
  *
- * A batch is one step: its deliveries are appended to the output of their connections, then
- * committed together with `applied` = its sequence number (J5); after that the messages it
- * finished are relinquished, then `done` is stored. A crash before the commit leaves nothing
- * of it, one after it repeats only the relinquishing, which compares generations.
+ * A batch is one step (P1): its deliveries are appended to the output of their connections, and committed
+ * together with its number by port_process(), which then lets go of its messages. Orders that free slots
+ * come after that (apply_late), and may be carried out again after a crash.
  */
 #include "connmgr/connmgr.h"
 #include "base/crash.h"
@@ -68,39 +67,16 @@ static void sub_refused(struct connmgr *cm, const struct order_sub *o)
         conn_end(cm, c, CLOSE_SUBSCRIPTIONS);
 }
 
-static inline void note(struct connmgr *cm, const struct order *o)
-{
-    struct let_go *l = &cm->let_go[cm->let_go_count];
-    uint64_t limit = ledger_limit(o->limit), handle = order_handle(o);
-
-    if (cm->let_go_count && l[-1].handle + l[-1].count == handle && l[-1].limit == limit) {
-        l[-1].count += order_messages(o);
-        return;
-    }
-    cm->let_go_count++;
-    l->handle = handle;
-    l->limit = limit;
-    l->count = order_messages(o);
-}
-
-/* Only one message of a source can have a list that goes on: the router orders one source's
- * messages one after the other. */
-static inline void set_open(struct connmgr *cm, uint32_t source, uint64_t handle)
-{
-    if (cm->open_handle[source] == handle)
-        return;
-    if (cm->open_handle[source] && source == cm->conf.index) /* what it closes is not all there was (F2) */
-        flow_never(&cm->conns[arena_entries(cm->pool.arena)[handle_entry(cm->open_handle[source])].conn]);
-    cm->open_handle[source] = handle;
-    redo_put(&cm->redo, &cm->journal->open_handle[source], handle);
-}
-
-/* The recipients so far have the message: are they all? */
+/* The recipients so far have the message: are they all? What a list that goes on ends with is not all there was
+ * (F2). */
 static inline void delivered(struct connmgr *cm, const struct order *o)
 {
-    set_open(cm, handle_source(order_handle(o)), o->type & ORDER_MORE ? order_handle(o) : 0);
-    if (!(o->type & ORDER_MORE))
-        note(cm, o);
+    struct port *p = &cm->port;
+    uint64_t handle = order_handle(o), open = p->open_handle[handle_source(handle)];
+
+    if (__builtin_expect(open != 0, 0) && handle_source(handle) == p->index && (open != handle || !(o->type & ORDER_MORE)))
+        flow_never(&cm->conns[port_entry(p, open)->conn]);
+    port_delivered(p, o);
 }
 
 /* Those for the same recipients go together. Returns where the next order is, and where the last of them was. */
@@ -123,10 +99,10 @@ static void apply(struct connmgr *cm, const struct order *o, uint32_t stamp)
     switch (o->type & ~ORDER_MORE) {
     case ORDER_NO_RESPONDERS:
         deliver_no_responders(cm, (const struct order_no_responders *)o, stamp);
-        note(cm, o);
+        port_note(&cm->port, o);
         return;
     case ORDER_DELETE:
-        note(cm, o);
+        port_note(&cm->port, o);
         return;
     case ORDER_MODE:
         modes_deliver(cm, (const struct order_mode *)o, stamp);
@@ -177,85 +153,67 @@ static void apply_late(struct connmgr *cm, const struct order *o)
     }
 }
 
-/* Lets go of the messages of the committed batch; those with bodies still being written are
- * let go when the last of them is (output.c). */
-static void relinquish_all(struct connmgr *cm, int redo)
-{
-    for (uint32_t i = 0; i < cm->let_go_count; i++) {
-        const struct let_go *l = &cm->let_go[i];
-        uint32_t source = handle_source(l->handle);
-        const uint32_t *local = &cm->local[source][handle_entry(l->handle)];
-        struct arena_pool *pool = source == cm->conf.index ? &cm->pool : NULL;
-
-        uint64_t handle = l->handle, end = handle + l->count;
-
-        do {
-            uint64_t add = l->limit | (*local++ ? 0 : cm->my_bit);
-
-            if (add)
-                (void)arena_relinquish(cm->arenas[source], pool, handle, add, redo);
-        } while (++handle != end);
-        if (i == cm->let_go_count / 2)
-            CRASH(ORDERS_RELINQUISHING);
-    }
-    cm->let_go_count = 0;
-}
-
 /* Whether apply_late() does something about it. */
 static int is_late(const struct order *o)
 {
     return o->type == ORDER_CLOSED || o->type == ORDER_UNSUBSCRIBED;
 }
 
-int orders_process(struct connmgr *cm, const struct batch *b)
+static int apply_batch(void *owner, const struct batch *b)
 {
-    struct journal *j = cm->journal;
-    int redo = j->applied == b->seq; /* committed before a crash */
-    int late = 0;
-    uint32_t last = b->bytes;
+    struct connmgr *cm = owner;
 
+    cm->late = 0;
+    cm->last_delivery = b->bytes;
     trace_batch(cm, b);
-    cm->in_step = !redo;
+    cm->in_step = 1;
     for (uint32_t at = BATCH_HEAD; at < b->bytes;) {
         const struct order *o = batch_order(b, at);
         uint32_t next = at + order_bytes(o);
 
         if (next > b->bytes)
             return -EBADMSG;
-        if (!redo && ((o->type & ~ORDER_MORE) == ORDER_DELIVER || o->type == ORDER_RUN)) {
-            at = apply_deliveries(cm, b, at, &last);
+        if ((o->type & ~ORDER_MORE) == ORDER_DELIVER || o->type == ORDER_RUN) {
+            at = apply_deliveries(cm, b, at, &cm->last_delivery);
             continue;
         }
         at = next;
         if (is_late(o))
-            late = 1;
-        if (redo) {
-            if (order_has_message(o) && !(o->type & ORDER_MORE))
-                note(cm, o);
-            continue;
-        }
+            cm->late = 1;
         apply(cm, o, (uint32_t)b->seq);
     }
-    if (!redo) {
-        CRASH(ORDERS_APPLIED);
-        conn_tell_ending(cm);
-        output_put(cm);
-        redo_put(&cm->redo, &j->applied, b->seq);
-        redo_commit(&cm->redo);
-        cm->in_step = 0;
-        CRASH(ORDERS_COMMITTED);
-        flow_learn(cm, b, last);
-    }
-    relinquish_all(cm, redo);
-    CRASH(ORDERS_RELINQUISHED);
+    conn_tell_ending(cm);
+    output_put(cm);
+    return 0;
+}
+
+static void batch_committed(void *owner, const struct batch *b)
+{
+    struct connmgr *cm = owner;
+
+    cm->in_step = 0;
+    flow_learn(cm, b, cm->last_delivery);
+}
+
+/* What was applied by a predecessor may have been of any kind. */
+static void finish_batch(void *owner, const struct batch *b, int again)
+{
+    struct connmgr *cm = owner;
+    int late = again || cm->late;
+
     if (late)
         for (uint32_t at = BATCH_HEAD; at < b->bytes; at += order_bytes(batch_order(b, at)))
             apply_late(cm, batch_order(b, at));
     conn_settle_ending(cm);
     if (late)
         CRASH(ORDERS_LATE);
-    j->done = b->seq; /* "orders.done" */
-    CRASH(ORDERS_DONE);
-    cm->stats.order_batches++;
-    return 0;
+}
+
+int orders_process(struct connmgr *cm)
+{
+    static const struct port_owner owner = {.apply = apply_batch, .committed = batch_committed, .finish = finish_batch};
+    int err = port_process(&cm->port, &owner, cm);
+
+    cm->stats.order_batches += err == 0;
+    return err;
 }

@@ -153,7 +153,7 @@ void output_append_body(struct connmgr *cm, struct conn *c, uint64_t handle, uin
     s->ref = SEG_BODY;
     s->handle = handle;
     s->skip = skip;
-    cm->local[handle_source(handle)][handle_entry(handle)]++;
+    (*port_needed(&cm->port, handle))++;
     c->end += len;
 }
 
@@ -168,13 +168,13 @@ void output_put(struct connmgr *cm)
         if (c->head == CONNMGR_NONE)
             continue;
         if (r->out_head != c->head + 1ULL)
-            redo_put(&cm->redo, &r->out_head, c->head + 1ULL);
+            redo_put(&cm->port.redo, &r->out_head, c->head + 1ULL);
         if (r->out_tail != c->tail + 1ULL)
-            redo_put(&cm->redo, &r->out_tail, c->tail + 1ULL);
-        redo_put(&cm->redo, &r->out_end, c->end);
+            redo_put(&cm->port.redo, &r->out_tail, c->tail + 1ULL);
+        redo_put(&cm->port.redo, &r->out_end, c->end);
         cm->made += c->end - r->out_end;
         if (r->dropped != c->dropped)
-            redo_put(&cm->redo, &r->dropped, c->dropped);
+            redo_put(&cm->port.redo, &r->dropped, c->dropped);
         if (!c->flush && !c->writing) {
             c->flush = 1;
             c->next_flush = cm->flush_first;
@@ -192,15 +192,6 @@ static void free_seg(struct connmgr *cm, uint32_t seg)
     cm->seg_free[cm->seg_free_count++] = seg;
 }
 
-static void let_go_body(struct connmgr *cm, const struct out_seg *s)
-{
-    uint32_t source = handle_source(s->handle), *users = &cm->local[source][handle_entry(s->handle)];
-
-    if (--*users == 0 && cm->open_handle[source] != s->handle)
-        (void)arena_relinquish(cm->arenas[source], source == cm->conf.index ? &cm->pool : NULL, s->handle,
-                               cm->my_bit, cm->recovering);
-}
-
 static uint64_t seg_end(const struct connmgr *cm, const struct conn *c, uint32_t seg)
 {
     return seg == c->tail ? c->end : cm->segs[cm->segs[seg].next - 1].pos;
@@ -213,7 +204,7 @@ static void pop_sent(struct connmgr *cm, struct conn *c)
 
     while (seg != CONNMGR_NONE && seg_end(cm, c, seg) <= c->sent) {
         if (cm->segs[seg].ref & SEG_BODY)
-            let_go_body(cm, &cm->segs[seg]);
+            port_release(&cm->port, cm->segs[seg].handle);
         seg = seg == c->tail ? CONNMGR_NONE : cm->segs[seg].next - 1;
     }
     if (seg == first)
@@ -243,7 +234,7 @@ void output_resume(struct connmgr *cm, struct conn *c)
 static int body_pieces(struct connmgr *cm, const struct out_seg *s, uint64_t from, uint64_t len,
                        struct iovec *iov, int room)
 {
-    struct arena *a = cm->arenas[handle_source(s->handle)];
+    struct arena *a = cm->port.arenas[handle_source(s->handle)];
     const struct arena_entry *e = &arena_entries(a)[handle_entry(s->handle)];
     uint64_t at = e->body + s->skip + from;
     uint32_t chunk = e->chunk;
@@ -359,7 +350,7 @@ void output_drop(struct connmgr *cm, struct conn *c)
         return;
     for (uint32_t at = seg;; at = cm->segs[at].next - 1) {
         if (cm->segs[at].ref & SEG_BODY)
-            let_go_body(cm, &cm->segs[at]);
+            port_release(&cm->port, cm->segs[at].handle);
         if (at == c->tail)
             break;
     }
@@ -420,7 +411,7 @@ void output_recover(struct connmgr *cm)
 
             listed[seg] = 1;
             if (s->ref & SEG_BODY)
-                cm->local[handle_source(s->handle)][handle_entry(s->handle)]++;
+                (*port_needed(&cm->port, s->handle))++;
             else
                 cm->block_users[seg_block(s)]++;
             if (seg == c->tail)

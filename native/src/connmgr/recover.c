@@ -13,12 +13,8 @@ int connmgr_load(struct connmgr *cm)
     struct journal *j = cm->journal;
     int found = 0;
 
-    cm->now_ns = connmgr_clock_ns();
-    cm->stats.found_words = redo_recover(&cm->redo);
-    memcpy(cm->open_handle, j->open_handle, sizeof cm->open_handle);
-    cm->stats.found_batches = (uint64_t)batch_in_pending(&j->inbox, j->done) + (j->refs.tail >> 16) - 1 -
-                              atomic_load(&j->refs.sent);
-    batch_out_open(&cm->refs, &j->refs, cm->refs.queue, (uint8_t)cm->conf.index);
+    cm->now_ns = clock_ns();
+    cm->stats.found_words = port_recover(&cm->port, &cm->stats.found_batches);
     for (uint32_t slot = 0; slot < j->conns_high; slot++) {
         struct conn *c = &cm->conns[slot];
         const struct conn_rec *r = &cm->recs[slot];
@@ -98,14 +94,14 @@ int connmgr_start(struct connmgr *cm)
     struct journal *j = cm->journal;
 
     settle_table(cm);
-    arena_pool_recover(&cm->pool);
-    for (uint32_t chunk = 0; chunk < cm->pool.arena->chunk_count; chunk++)
-        if (cm->pool.holds[chunk])
-            cm->chunk_messages[chunk] = (uint32_t)cm->pool.arena->chunks[chunk].messages;
+    arena_pool_recover(&cm->port.pool);
+    for (uint32_t chunk = 0; chunk < cm->port.pool.arena->chunk_count; chunk++)
+        if (cm->port.pool.holds[chunk])
+            cm->chunk_messages[chunk] = (uint32_t)cm->port.pool.arena->chunks[chunk].messages;
     output_recover(cm);
     memset(cm->scratch, 0, j->segs_high);
     subtable_recover(cm);
-    cm->recovering = 1;
+    cm->port.recovering = 1;
     for (uint32_t slot = 0; slot < j->conns_high; slot++) {
         struct conn *c = &cm->conns[slot];
         const struct conn_rec *r = &cm->recs[slot];
@@ -140,6 +136,6 @@ int connmgr_start(struct connmgr *cm)
         }
     }
     output_flush(cm);
-    cm->recovering = 0;
+    cm->port.recovering = 0;
     return (int)cm->event_count;
 }

@@ -14,7 +14,7 @@ void refer_subscribe(struct connmgr *cm, const struct conn *c, uint32_t sub, con
                      const void *queue, uint32_t queue_len)
 {
     uint32_t bytes = ref_bytes(subject_len + queue_len);
-    struct ref_subscribe *r = batch_out_append(&cm->refs, bytes, cm->now_ns);
+    struct ref_subscribe *r = batch_out_append(&cm->port.refs, bytes, cm->now_ns);
 
     *r = (struct ref_subscribe){.type = REF_SUBSCRIBE, .subject_len = (uint16_t)subject_len,
                                 .queue_len = (uint16_t)queue_len, .bytes = (uint16_t)bytes, .conn = c->slot,
@@ -26,7 +26,7 @@ void refer_subscribe(struct connmgr *cm, const struct conn *c, uint32_t sub, con
 
 void refer_unsubscribe(struct connmgr *cm, uint32_t conn, uint32_t sub, uint64_t max)
 {
-    struct ref_unsubscribe *r = batch_out_append(&cm->refs, sizeof(*r), cm->now_ns);
+    struct ref_unsubscribe *r = batch_out_append(&cm->port.refs, sizeof(*r), cm->now_ns);
 
     *r = (struct ref_unsubscribe){.type = REF_UNSUBSCRIBE, .max_len = sizeof(r->max), .bytes = sizeof(*r), .conn = conn,
                                   .sub = sub_handle(cm, sub), .max = max};
@@ -34,7 +34,7 @@ void refer_unsubscribe(struct connmgr *cm, uint32_t conn, uint32_t sub, uint64_t
 
 void refer_ping(struct connmgr *cm, const struct conn *c)
 {
-    struct ref_ping *r = batch_out_append(&cm->refs, sizeof(*r), cm->now_ns);
+    struct ref_ping *r = batch_out_append(&cm->port.refs, sizeof(*r), cm->now_ns);
 
     *r = (struct ref_ping){.type = REF_PING, .bytes = sizeof(*r), .conn = c->slot, .uid = c->uid};
 }
@@ -43,7 +43,7 @@ void refer_ping(struct connmgr *cm, const struct conn *c)
 
 static void refer_hold(struct connmgr *cm, const struct hold_due *h)
 {
-    struct ref_hold *r = batch_out_append(&cm->refs, sizeof(*r), cm->now_ns);
+    struct ref_hold *r = batch_out_append(&cm->port.refs, sizeof(*r), cm->now_ns);
 
     *r = (struct ref_hold){.type = REF_HOLD, .port_len = sizeof(r->publisher_port), .bytes = sizeof(*r), .conn = h->consumer,
                            .publisher = h->publisher, .uid = h->consumer_uid, .publisher_port = h->connmgr};
@@ -53,7 +53,7 @@ static void refer_open(struct connmgr *cm, const struct conn *c)
 {
     const char *ip = cm->table->slots[c->slot].ip;
     uint32_t len = (uint32_t)strlen(ip), bytes = ref_bytes(len);
-    struct ref_open *r = batch_out_append(&cm->refs, bytes, cm->now_ns);
+    struct ref_open *r = batch_out_append(&cm->port.refs, bytes, cm->now_ns);
 
     *r = (struct ref_open){.type = REF_OPEN, .ip_len = (uint16_t)len, .bytes = (uint16_t)bytes, .conn = c->slot, .uid = c->uid};
     memcpy(r->ip, ip, len);
@@ -63,7 +63,7 @@ static void refer_ready(struct connmgr *cm, const struct conn *c)
 {
     const char *name = cm->recs[c->slot].name;
     uint32_t len = (uint32_t)strlen(name), bytes = ref_bytes(len);
-    struct ref_ready *r = batch_out_append(&cm->refs, bytes, cm->now_ns);
+    struct ref_ready *r = batch_out_append(&cm->port.refs, bytes, cm->now_ns);
 
     *r = (struct ref_ready){.type = REF_READY, .flags = len ? REF_NAMED : 0, .name_len = (uint16_t)len,
                             .bytes = (uint16_t)bytes, .conn = c->slot, .options = c->options, .uid = c->uid};
@@ -72,7 +72,7 @@ static void refer_ready(struct connmgr *cm, const struct conn *c)
 
 static void refer_close(struct connmgr *cm, const struct conn *c)
 {
-    struct ref_close *r = batch_out_append(&cm->refs, sizeof(*r), cm->now_ns);
+    struct ref_close *r = batch_out_append(&cm->port.refs, sizeof(*r), cm->now_ns);
 
     *r = (struct ref_close){.type = REF_CLOSE, .bytes = sizeof(*r), .conn = c->slot, .uid = c->uid};
 }
@@ -92,7 +92,7 @@ static void refer_asked(struct connmgr *cm, struct conn *c)
     }
 }
 
-static int has_room(const struct connmgr *cm) { return batch_out_room(&cm->refs) > 1; }
+static int has_room(const struct connmgr *cm) { return batch_out_room(&cm->port.refs) > 1; }
 
 void refer_due(struct connmgr *cm)
 {
@@ -114,6 +114,6 @@ void refer_due(struct connmgr *cm)
         if (cm->asked_first == CONNMGR_NONE)
             cm->asked_last = CONNMGR_NONE;
     }
-    batch_out_put(&cm->refs, &cm->redo);
-    redo_commit(&cm->redo);
+    batch_out_put(&cm->port.refs, &cm->port.redo);
+    redo_commit(&cm->port.redo);
 }

@@ -14,7 +14,7 @@
  * that this fails only while the router is away. */
 static inline int refer_have_room(const struct connmgr *cm)
 {
-    return batch_out_room(&cm->refs) > BATCH_RING - CONNMGR_REFS_AHEAD;
+    return batch_out_room(&cm->port.refs) > BATCH_RING - CONNMGR_REFS_AHEAD;
 }
 
 struct refer_texts { /* of a message */
@@ -27,7 +27,7 @@ static inline struct ref_message *refer_message(struct connmgr *cm, const struct
                                                 uint8_t flags, const struct refer_texts *t, uint32_t more)
 {
     uint32_t bytes = ref_bytes(t->subject_len + t->reply_len) + more;
-    struct ref_message *r = batch_out_append(&cm->refs, bytes, cm->now_ns);
+    struct ref_message *r = batch_out_append(&cm->port.refs, bytes, cm->now_ns);
 
     r->type = REF_MESSAGE;
     r->flags = flags;
@@ -76,7 +76,7 @@ enum refer_when {
 /* Batches sent, or a negative errno. Nothing uncommitted may be pending, but for REFER_READING. */
 static inline int refer_send(struct connmgr *cm, enum refer_when when)
 {
-    return batch_out_send(&cm->refs, (enum batch_flush)when, cm->now_ns);
+    return batch_out_send(&cm->port.refs, (enum batch_flush)when, cm->now_ns);
 }
 
 #endif

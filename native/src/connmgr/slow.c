@@ -15,6 +15,7 @@
  */
 #include "connmgr/connmgr.h"
 #include "base/crash.h"
+#include "base/hash.h"
 
 #define SAY_AGAIN_NS 5000000ULL
 
@@ -36,10 +37,10 @@ static void set_crowded(struct connmgr *cm, struct conn *c, uint8_t on)
 static void say_hold(struct connmgr *cm, const struct conn *c, uint64_t handle)
 {
     uint32_t source = handle_source(handle);
-    uint32_t publisher = arena_entries(cm->arenas[source])[handle_entry(handle)].conn;
+    uint32_t publisher = arena_entries(cm->port.arenas[source])[handle_entry(handle)].conn;
     uint64_t name = (uint64_t)source << 32 | publisher;
     struct hold_said *said =
-        &cm->holds_said[((c->uid ^ name) * 0x9e3779b97f4a7c15ULL >> 32) % CONNMGR_HOLDS_SAID];
+        &cm->holds_said[((c->uid ^ name) * HASH_SPREAD >> 32) % CONNMGR_HOLDS_SAID];
 
     if (said->consumer_uid == c->uid && said->publisher == name && cm->now_ns - said->when_ns < SAY_AGAIN_NS)
         return;

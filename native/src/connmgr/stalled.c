@@ -115,10 +115,10 @@ void stalled_retry(struct connmgr *cm)
  * that hold little are moved together, so that a thousand slow senders cannot hold the whole arena. */
 void stalled_compact(struct connmgr *cm)
 {
-    uint32_t *held = (uint32_t *)cm->scratch, chunks = cm->pool.arena->chunk_count;
+    uint32_t *held = (uint32_t *)cm->scratch, chunks = cm->port.pool.arena->chunk_count;
 
     if (cm->stalled[STALLED_LARGE].first == CONNMGR_NONE &&
-        arena_available(&cm->pool) >= CONNMGR_CHUNKS_RESERVED)
+        arena_available(&cm->port.pool) >= CONNMGR_CHUNKS_RESERVED)
         return;
     memset(held, 0, (size_t)chunks * sizeof(*held));
     for (uint32_t slot = 0; slot < cm->journal->conns_high; slot++)

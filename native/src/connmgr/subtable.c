@@ -6,17 +6,18 @@
  */
 #include "connmgr/connmgr.h"
 #include "base/crash.h"
+#include "base/hash.h"
 
 _Static_assert(PROTOCOL_SID_MAX <= JOURNAL_SID_MAX, "every sid has room in its record");
 
 static uint32_t hash_of(const struct connmgr *cm, uint32_t conn, const char *sid, uint32_t len)
 {
-    uint64_t h = 0x9e3779b97f4a7c15ULL ^ conn;
+    uint64_t h = HASH_SPREAD ^ conn;
 
     for (uint32_t i = 0; i < len; i++)
         h = (h ^ (uint8_t)sid[i]) * 0x100000001b3ULL;
     h ^= h >> 32;
-    h *= 0x9e3779b97f4a7c15ULL;
+    h *= HASH_SPREAD;
     return (uint32_t)(h >> 32) & cm->sub_hash_mask;
 }
 
@@ -95,7 +96,7 @@ uint32_t subtable_add(struct connmgr *cm, struct conn *c, const uint8_t *sid, ui
     /* Neither active nor dying: still free after a crash. */
     s->word = (plain ? SUB_PLAIN : 0) | epoch << 32 | c->slot;
     link_in(cm, sub, c, 1);
-    redo_put(&cm->redo, &s->word, SUB_ACTIVE | s->word);
+    redo_put(&cm->port.redo, &s->word, SUB_ACTIVE | s->word);
     return sub;
 }
 
@@ -106,7 +107,7 @@ void subtable_die(struct connmgr *cm, uint32_t sub)
 
     unhash(cm, sub);
     cm->conns[sub_conn(s)].subs--;
-    redo_put(&cm->redo, &s->word, (s->word & ~SUB_ACTIVE) | SUB_DYING);
+    redo_put(&cm->port.redo, &s->word, (s->word & ~SUB_ACTIVE) | SUB_DYING);
 }
 
 /* The router will not name it again. */
@@ -138,7 +139,7 @@ void subtable_recover(struct connmgr *cm)
 
         if (s->word & (SUB_ACTIVE | SUB_DYING)) {
             link_in(cm, sub, &cm->conns[sub_conn(s)], (s->word & SUB_ACTIVE) != 0);
-            if (s->stamp == (uint32_t)(cm->journal->applied + 1))
+            if (s->stamp == (uint32_t)(cm->port.log->applied + 1))
                 s->delivered = s->base;
             if (s->word & SUB_DYING)
                 cm->sub_due[cm->sub_due_count++] = sub;

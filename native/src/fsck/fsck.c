@@ -2,23 +2,6 @@
 #include "fsck/fsck.h"
 
 #include <stdlib.h>
-#include <sys/mman.h>
-
-static uint64_t page_up(uint64_t n) { return (n + 4095) & ~4095ULL; }
-
-void *fsck_reserve(uint64_t bytes)
-{
-    void *p = mmap(NULL, bytes ? bytes : 1, PROT_READ | PROT_WRITE,
-                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-
-    return p == MAP_FAILED ? NULL : p;
-}
-
-void fsck_release(void *p, uint64_t bytes)
-{
-    if (p)
-        munmap(p, bytes ? bytes : 1);
-}
 
 void fsck_add_finding(struct fsck *f, uint32_t code, uint32_t kind, uint32_t index, const uint64_t where[6])
 {
@@ -34,7 +17,7 @@ void fsck_add_finding(struct fsck *f, uint32_t code, uint32_t kind, uint32_t ind
 
 int fsck_open(int dead, struct fsck **ret_f)
 {
-    struct fsck *f = fsck_reserve(sizeof(*f));
+    struct fsck *f = reserve(sizeof(*f));
 
     if (!f)
         return -ENOMEM;
@@ -68,12 +51,12 @@ static int scratch_arena(struct fsck *f, uint32_t n, int give_back)
     uint64_t chunks = f->arenas[n]->chunk_count, entries = chunks * ARENA_CHUNK_MESSAGES;
 
     if (give_back) {
-        fsck_release(f->seen[n], entries * 4);
-        fsck_release(f->owner[n], chunks * 4);
+        reserve_end(f->seen[n], entries * 4);
+        reserve_end(f->owner[n], chunks * 4);
         return 0;
     }
-    f->seen[n] = fsck_reserve(entries * 4);
-    f->owner[n] = fsck_reserve(chunks * 4);
+    f->seen[n] = reserve(entries * 4);
+    f->owner[n] = reserve(chunks * 4);
     return f->seen[n] && f->owner[n] ? 0 : -ENOMEM;
 }
 
@@ -83,36 +66,36 @@ static int scratch_journal(struct fsck *f, uint32_t n, int give_back)
     uint64_t segs = (uint64_t)j->blocks * JOURNAL_SEGS_PER_BLOCK, subs = j->subs;
 
     if (give_back) {
-        fsck_release(f->segs[n], segs * 8);
-        fsck_release(f->blocks[n], (uint64_t)j->blocks * 8);
-        fsck_release(f->filled[n], (uint64_t)j->blocks * 4);
-        fsck_release(f->had[n], subs * 4);
-        fsck_release(f->under_way[n], subs * 4);
-        fsck_release(f->sids[n], (f->sids_mask[n] + 1ULL) * 4);
+        reserve_end(f->segs[n], segs * 8);
+        reserve_end(f->blocks[n], (uint64_t)j->blocks * 8);
+        reserve_end(f->filled[n], (uint64_t)j->blocks * 4);
+        reserve_end(f->had[n], subs * 4);
+        reserve_end(f->under_way[n], subs * 4);
+        reserve_end(f->sids[n], (f->sids_mask[n] + 1ULL) * 4);
         return 0;
     }
-    f->segs[n] = fsck_reserve(segs * 8);
-    f->blocks[n] = fsck_reserve((uint64_t)j->blocks * 8);
-    f->filled[n] = fsck_reserve((uint64_t)j->blocks * 4);
-    f->had[n] = fsck_reserve(subs * 4);
-    f->under_way[n] = fsck_reserve(subs * 4);
+    f->segs[n] = reserve(segs * 8);
+    f->blocks[n] = reserve((uint64_t)j->blocks * 8);
+    f->filled[n] = reserve((uint64_t)j->blocks * 4);
+    f->had[n] = reserve(subs * 4);
+    f->under_way[n] = reserve(subs * 4);
     f->sids_mask[n] = (uint32_t)(sids_slots(j) - 1);
-    f->sids[n] = fsck_reserve((f->sids_mask[n] + 1ULL) * 4);
+    f->sids[n] = reserve((f->sids_mask[n] + 1ULL) * 4);
     return f->segs[n] && f->blocks[n] && f->filled[n] && f->had[n] && f->under_way[n] && f->sids[n]
                ? 0 : -ENOMEM;
 }
 
 void fsck_close(struct fsck *f)
 {
-    for (uint32_t n = 0; n < FSCK_CONNMGRS_MAX; n++) {
+    for (uint32_t n = 0; n < PORTS_MAX; n++) {
         if (f->arenas[n])
             (void)scratch_arena(f, n, 1);
         if (f->journals[n])
             (void)scratch_journal(f, n, 1);
     }
     if (f->routing)
-        fsck_release(f->cells, (uint64_t)f->routing->cells * 4);
-    fsck_release(f, sizeof(*f));
+        reserve_end(f->cells, (uint64_t)f->routing->cells * 4);
+    reserve_end(f, sizeof(*f));
 }
 
 static int wrong(struct fsck *f, uint32_t kind, uint32_t n, uint64_t field, uint64_t found, uint64_t expected)
@@ -171,9 +154,9 @@ static int add_arena(struct fsck *f, uint32_t n, struct arena *a, uint64_t bytes
 
 static int add_journal(struct fsck *f, uint32_t n, struct journal *j, uint64_t bytes)
 {
-    if (header_refused(f, SEGMENT_JOURNAL, n, &j->header, bytes, JOURNAL_LAYOUT, journal_fingerprint()))
+    if (header_refused(f, SEGMENT_JOURNAL, n, &j->port.header, bytes, JOURNAL_LAYOUT, journal_fingerprint()))
         return 1;
-    if (bytes < sizeof(*j) || j->index != n || journal_bytes(j->conns, j->subs, j->blocks) != bytes ||
+    if (bytes < sizeof(*j) || j->port.index != n || journal_bytes(j->conns, j->subs, j->blocks) != bytes ||
         j->conns_at != page_up(sizeof(*j)) ||
         j->subs_at != j->conns_at + page_up((uint64_t)j->conns * sizeof(struct conn_rec)) ||
         j->segs_at != j->subs_at + page_up((uint64_t)j->subs * sizeof(struct sub_rec)) ||
@@ -197,7 +180,7 @@ static int add_routing(struct fsck *f, struct routing *r, uint64_t bytes)
 {
     if (header_refused(f, SEGMENT_ROUTING, 0, &r->header, bytes, ROUTING_LAYOUT, routing_fingerprint()))
         return 1;
-    if (bytes < sizeof(*r) || r->connmgrs == 0 || r->connmgrs > ROUTING_CONNMGRS_MAX ||
+    if (bytes < sizeof(*r) || r->connmgrs == 0 || r->connmgrs > PORTS_MAX ||
         r->cells != ROUTING_CELLS || routing_bytes(r->connmgrs, r->sessions, r->subs_each) != bytes ||
         r->lanes_at != page_up(sizeof(*r)) || r->sessions_at != routing_hot_bytes(r->connmgrs) ||
         r->subs_at != r->sessions_at + page_up((uint64_t)r->sessions * sizeof(struct routing_session)) ||
@@ -224,7 +207,7 @@ static int add_routing(struct fsck *f, struct routing *r, uint64_t bytes)
         }
     }
     f->routing = r;
-    f->cells = fsck_reserve((uint64_t)r->cells * 4);
+    f->cells = reserve((uint64_t)r->cells * 4);
     return f->cells ? 0 : -ENOMEM;
 }
 
@@ -232,7 +215,7 @@ int fsck_add(struct fsck *f, uint32_t kind, uint32_t index, void *base, uint64_t
 {
     int result = -EINVAL;
 
-    if (index >= FSCK_CONNMGRS_MAX)
+    if (index >= PORTS_MAX)
         return -EINVAL;
     if (kind == SEGMENT_CONNTABLE)
         result = add_table(f, base, bytes);
@@ -292,7 +275,7 @@ static uint32_t check_journal_log(struct fsck *f, uint32_t n)
 {
     const struct journal *j = f->journals[n];
 
-    return check_log(f, SEGMENT_JOURNAL, n, &j->redo, j->header.bytes,
+    return check_log(f, SEGMENT_JOURNAL, n, &j->port.redo, j->port.header.bytes,
                      f->arenas[n] ? f->arenas[n]->header.bytes : 0);
 }
 
@@ -307,7 +290,7 @@ uint64_t fsck_finish_steps(struct fsck *f)
 
     for (uint32_t n = 0; n < f->connmgrs; n++)
         if (f->journals[n] && check_journal_log(f, n)) {
-            struct redo r = {.log = &f->journals[n]->redo, .base = (char *)f->journals[n],
+            struct redo r = {.log = &f->journals[n]->port.redo, .base = (char *)f->journals[n],
                              .arena = (char *)f->arenas[n]};
             words += redo_recover(&r);
         }
@@ -359,7 +342,7 @@ static void check_turn(struct fsck *f, uint32_t slot, uint64_t uid, uint64_t *as
 {
     const struct conntable_slot *s = &f->table->slots[slot];
     uint32_t n = s->connmgr, state = fsck_load32(&s->state);
-    const struct journal *j = n < FSCK_CONNMGRS_MAX ? f->journals[n] : NULL;
+    const struct journal *j = n < PORTS_MAX ? f->journals[n] : NULL;
 
     if (!j || state == CONN_FREE)
         return;
@@ -381,7 +364,7 @@ static void check_table(struct fsck *f)
         fsck_say(f, FSCK_HIGH_MARK, SEGMENT_CONNTABLE, 0, 6, high, f->table->capacity);
         return;
     }
-    all = fsck_reserve(high * sizeof(*all));
+    all = reserve(high * sizeof(*all));
     for (uint32_t slot = 0; all && slot < high; slot++) {
         uint64_t uid;
 
@@ -396,7 +379,7 @@ static void check_table(struct fsck *f)
     for (uint64_t i = 1; i < used; i++)
         if (all[i].uid == all[i - 1].uid)
             fsck_say(f, FSCK_UID_TWICE, SEGMENT_CONNTABLE, 0, all[i].uid, all[i - 1].slot, all[i].slot);
-    fsck_release(all, high * sizeof(*all));
+    reserve_end(all, high * sizeof(*all));
     if (f->dead && assigned)
         fsck_say(f, FSCK_TABLE_ASSIGNED, SEGMENT_CONNTABLE, 0, 0, 0, 0, 0, assigned);
     if (f->dead && closed)
@@ -411,7 +394,7 @@ uint32_t fsck_free_slots(struct fsck *f)
         return 0;
     for (uint32_t slot = 0; slot < fsck_load(&f->table->high); slot++) {
         const struct conntable_slot *s = &f->table->slots[slot];
-        const struct journal *j = s->connmgr < FSCK_CONNMGRS_MAX ? f->journals[s->connmgr] : NULL;
+        const struct journal *j = s->connmgr < PORTS_MAX ? f->journals[s->connmgr] : NULL;
         uint32_t state = fsck_load32(&s->state);
         int over = state == CONN_ACTIVE && j &&
                    (slot >= j->conns_high || journal_conns((struct journal *)j)[slot].uid == 0);

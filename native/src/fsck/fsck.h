@@ -28,8 +28,8 @@
 #include "shm/conntable.h"
 #include "connmgr/journal.h"
 #include "router/routing.h"
+#include "base/reserve.h"
 
-#define FSCK_CONNMGRS_MAX 32u
 #define FSCK_FINDINGS_MAX 4096u /* of one pass; more are counted, not kept */
 #define FSCK_TRIES 16           /* looks at something that keeps changing */
 #define FSCK_TAKEN_MAX 64u      /* segments one sendmsg may take: OUTPUT_IOV_MAX of output.c */
@@ -142,21 +142,21 @@ struct fsck {
     int dead;          /* nobody writes: what is read is exact */
     uint32_t connmgrs; /* highest index given, + 1 */
     struct conntable *table; /* NULL: not there, or refused */
-    struct arena *arenas[FSCK_CONNMGRS_MAX];
-    struct journal *journals[FSCK_CONNMGRS_MAX];
+    struct arena *arenas[PORTS_MAX];
+    struct journal *journals[PORTS_MAX];
     struct routing *routing;
-    struct fsck_queue refs[FSCK_CONNMGRS_MAX], orders[FSCK_CONNMGRS_MAX];
+    struct fsck_queue refs[PORTS_MAX], orders[PORTS_MAX];
 
-    uint32_t *seen[FSCK_CONNMGRS_MAX];  /* per entry: generation << 2 | 1 if alive, | 2 if met */
-    uint32_t *owner[FSCK_CONNMGRS_MAX]; /* per chunk: head of its chain + 1 */
-    uint64_t *segs[FSCK_CONNMGRS_MAX];  /* per segment: walk << 32 | slot + 1 */
-    uint64_t *blocks[FSCK_CONNMGRS_MAX];  /* per block: the same */
-    uint32_t *filled[FSCK_CONNMGRS_MAX];  /* per block: end of what this walk found in it */
-    uint32_t *had[FSCK_CONNMGRS_MAX];       /* per sub: epoch + 1 if active at first */
-    uint32_t *under_way[FSCK_CONNMGRS_MAX]; /* per sub: epoch + 1 of a change on its way */
-    uint32_t *sids[FSCK_CONNMGRS_MAX], sids_mask[FSCK_CONNMGRS_MAX]; /* hash of (conn, sid) */
+    uint32_t *seen[PORTS_MAX];  /* per entry: generation << 2 | 1 if alive, | 2 if met */
+    uint32_t *owner[PORTS_MAX]; /* per chunk: head of its chain + 1 */
+    uint64_t *segs[PORTS_MAX];  /* per segment: walk << 32 | slot + 1 */
+    uint64_t *blocks[PORTS_MAX];  /* per block: the same */
+    uint32_t *filled[PORTS_MAX];  /* per block: end of what this walk found in it */
+    uint32_t *had[PORTS_MAX];       /* per sub: epoch + 1 if active at first */
+    uint32_t *under_way[PORTS_MAX]; /* per sub: epoch + 1 of a change on its way */
+    uint32_t *sids[PORTS_MAX], sids_mask[PORTS_MAX]; /* hash of (conn, sid) */
     uint32_t *cells;                    /* per text cell: index of its user + 1 */
-    uint64_t unreadable_refs[FSCK_CONNMGRS_MAX];
+    uint64_t unreadable_refs[PORTS_MAX];
     uint32_t walks;
     struct batch batch;                 /* the copy being parsed */
 
@@ -197,9 +197,6 @@ static inline uint32_t fsck_load32(const void *word)
 #define FSCK_ARGS(...) ((const uint64_t[6]){__VA_ARGS__})
 void fsck_add_finding(struct fsck *f, uint32_t code, uint32_t kind, uint32_t index, const uint64_t where[6]);
 #define fsck_say(f, code, kind, index, ...) fsck_add_finding(f, code, kind, index, FSCK_ARGS(__VA_ARGS__))
-/* Zeroed memory that costs nothing until it is touched; NULL: none. */
-void *fsck_reserve(uint64_t bytes);
-void fsck_release(void *memory, uint64_t bytes);
 
 void fsck_chunks(struct fsck *f, uint32_t n); /* chains, words, entries: what is alive */
 void fsck_leaks(struct fsck *f);              /* last: who was not met on the way */

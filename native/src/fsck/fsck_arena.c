@@ -205,7 +205,7 @@ void fsck_chunks(struct fsck *f, uint32_t n)
 int fsck_meet(struct fsck *f, uint64_t handle)
 {
     uint32_t n = handle_source(handle);
-    const struct arena *a = n < FSCK_CONNMGRS_MAX ? f->arenas[n] : NULL;
+    const struct arena *a = n < PORTS_MAX ? f->arenas[n] : NULL;
     uint64_t entry = handle_entry(handle);
 
     if (!a)

@@ -61,7 +61,7 @@ static void check_leg(struct fsck *f, uint32_t at, uint64_t *words)
 static void check_requests(struct fsck *f)
 {
     uint32_t high = (uint32_t)fsck_load(&f->routing->requests_high);
-    uint64_t *words = fsck_reserve(MODE_REQUESTS_MAX * 8);
+    uint64_t *words = reserve(MODE_REQUESTS_MAX * 8);
 
     if (!words)
         return;
@@ -74,7 +74,7 @@ static void check_requests(struct fsck *f)
     for (uint32_t at = 0; at < high; at++)
         if (words[at] && fsck_load(&routing_requests(f->routing)[at].word) == words[at])
             fsck_say(f, FSCK_REQUEST_ALONE, SEGMENT_ROUTING, 0, at, routing_requests(f->routing)[at].uid);
-    fsck_release(words, MODE_REQUESTS_MAX * 8);
+    reserve_end(words, MODE_REQUESTS_MAX * 8);
 }
 
 static uint32_t hash_of(const char *text, uint32_t len)
@@ -122,10 +122,10 @@ void fsck_modes(struct fsck *f)
     check_requests(f);
     while (mask < 2 * high)
         mask = 2 * mask + 1;
-    uint32_t *seen = fsck_reserve((mask + 1ULL) * 4);
+    uint32_t *seen = reserve((mask + 1ULL) * 4);
 
     for (uint32_t conn = 0; seen && conn < high; conn++)
         check_name(f, conn, seen, mask);
     if (seen)
-        fsck_release(seen, (mask + 1ULL) * 4);
+        reserve_end(seen, (mask + 1ULL) * 4);
 }

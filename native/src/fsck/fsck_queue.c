@@ -27,11 +27,11 @@ static struct lane lane_of(struct fsck *f, uint32_t n, int orders)
     if (orders && r)
         l.ring = &routing_lane(r, n)->orders;
     if (!orders && j)
-        l.ring = &j->refs;
+        l.ring = &j->port.refs;
     if (orders && j) {
-        l.inbox = &j->inbox;
-        l.done = &j->done;
-        l.applied = &j->applied;
+        l.inbox = &j->port.inbox;
+        l.done = &j->port.done;
+        l.applied = &j->port.applied;
     }
     if (!orders && r) {
         l.inbox = &routing_lane(r, n)->inbox;
@@ -396,17 +396,17 @@ static void check_inbox(struct fsck *f, const struct lane *l)
 static void check_applied(struct fsck *f, uint32_t n)
 {
     const struct journal *j = f->journals[n];
-    uint64_t done = fsck_load(&j->done), applied = fsck_load(&j->applied);
-    uint64_t done_after = fsck_load(&j->done), seq = fsck_load(&j->inbox.batch.seq);
+    uint64_t done = fsck_load(&j->port.done), applied = fsck_load(&j->port.applied);
+    uint64_t done_after = fsck_load(&j->port.done), seq = fsck_load(&j->port.inbox.batch.seq);
 
     if (applied < done || applied > done_after + 1)
         fsck_say(f, FSCK_APPLIED, SEGMENT_JOURNAL, n, 0, 0, 0, 0, applied, done_after);
-    else if (applied == done_after + 1 && seq != applied && fsck_load(&j->done) == done_after)
+    else if (applied == done_after + 1 && seq != applied && fsck_load(&j->port.done) == done_after)
         fsck_say(f, FSCK_APPLIED_INBOX, SEGMENT_JOURNAL, n, applied, seq);
-    for (uint32_t source = 0; source < LEDGER_CONNMGRS_MAX; source++) {
-        uint64_t open = fsck_load(&j->open_handle[source]);
+    for (uint32_t source = 0; source < PORTS_MAX; source++) {
+        uint64_t open = fsck_load(&j->port.open_handle[source]);
 
-        if (open && fsck_meet(f, open) <= 0 && fsck_load(&j->open_handle[source]) == open)
+        if (open && fsck_meet(f, open) <= 0 && fsck_load(&j->port.open_handle[source]) == open)
             fsck_say(f, FSCK_OPEN_HANDLE, SEGMENT_JOURNAL, n, open);
     }
 }

@@ -78,14 +78,14 @@ uint32_t connmgr_show(struct connmgr *cm, struct stats *s, uint32_t from)
     const struct journal *j = cm->journal;
     uint64_t high = j->conns_high < s->rows ? j->conns_high : s->rows, wall = wall_ns();
     uint32_t slot = from < high ? from : 0;
-    struct mq_attr refs = queue_fill(cm->refs.queue), orders = queue_fill(cm->orders);
+    struct mq_attr refs = queue_fill(cm->port.refs.queue), orders = queue_fill(cm->port.orders);
     struct connmgr_gauges now = {
         .connections = cm->conn_count,
-        .arena_chunks = cm->pool.arena->chunk_count,
-        .arena_free = cm->pool.free_count,
+        .arena_chunks = cm->port.pool.arena->chunk_count,
+        .arena_free = cm->port.pool.free_count,
         .output_blocks = j->blocks,
         .output_free = cm->block_free_count + j->blocks - j->blocks_high,
-        .refs_waiting = BATCH_RING - 1 - batch_out_room(&cm->refs),
+        .refs_waiting = BATCH_RING - 1 - batch_out_room(&cm->port.refs),
         .refs_queued = (uint64_t)refs.mq_curmsgs,
         .refs_depth = (uint64_t)refs.mq_maxmsg,
         .orders_queued = (uint64_t)orders.mq_curmsgs,

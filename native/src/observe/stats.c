@@ -4,9 +4,9 @@
 
 #include "connmgr/connmgr.h"
 #include "router/router.h"
+#include "base/clock.h"
 
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 _Static_assert(sizeof(struct connmgr_stats) <= STATS_TOTALS_MAX * 8, "totals fit");
@@ -21,16 +21,9 @@ uint64_t stats_bytes(uint32_t rows)
 
 uint64_t stats_fingerprint(void)
 {
-    static const uint64_t sizes[] = {
-        sizeof(struct stats), sizeof(struct stats_conn), sizeof(struct connmgr_stats),
-        sizeof(struct connmgr_gauges), sizeof(struct router_stats), sizeof(struct router_gauges),
-        sizeof(struct dispatcher_stats), sizeof(struct dispatcher_gauges), CLOSE_REASONS, REFUSALS,
-    };
-    uint64_t mixed = 0;
-
-    for (uint32_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++)
-        mixed = (mixed ^ sizes[i]) * 0x9e3779b97f4a7c15ULL;
-    return mixed;
+    return SEGMENT_FINGERPRINT(sizeof(struct stats), sizeof(struct stats_conn), sizeof(struct connmgr_stats),
+                               sizeof(struct connmgr_gauges), sizeof(struct router_stats), sizeof(struct router_gauges),
+                               sizeof(struct dispatcher_stats), sizeof(struct dispatcher_gauges), CLOSE_REASONS, REFUSALS);
 }
 
 void stats_format(struct stats *s, uint32_t rows)
@@ -42,13 +35,10 @@ void stats_format(struct stats *s, uint32_t rows)
 void stats_publish(struct stats *s, const void *totals, uint64_t totals_bytes, const void *gauges,
                    uint64_t gauges_bytes)
 {
-    struct timespec t;
-
     memcpy(s->totals, totals, totals_bytes);
     memcpy(s->gauges, gauges, gauges_bytes);
-    clock_gettime(CLOCK_MONOTONIC, &t);
     s->pid = (uint64_t)getpid();
-    s->published_ns = (uint64_t)t.tv_sec * 1000000000ULL + (uint64_t)t.tv_nsec;
+    s->published_ns = clock_ns();
 }
 
 int stats_read_conn(const struct stats *s, uint32_t row, struct stats_conn *ret_row)

@@ -17,6 +17,7 @@
 #define MIDAIR_STATS_H
 
 #include "base/api.h"
+#include "base/limits.h"
 #include "shm/segment.h"
 
 #define STATS_LAYOUT 1
@@ -58,7 +59,7 @@ API struct router_gauges {
     uint64_t subjects, subjects_max, subjects_cached; /* the index */
     uint64_t matches, builds;    /* since this process began: lookups, and those not in the cache */
     uint64_t connmgrs;
-    uint64_t orders_waiting[32]; /* batches, per connmgr: in its ring */
+    uint64_t orders_waiting[PORTS_MAX]; /* batches, per connmgr: in its ring */
 };
 
 API struct dispatcher_stats { /* only grow */

@@ -4,10 +4,11 @@
 
 #include "connmgr/connmgr.h"
 #include "router/index/index.h"
+#include "base/reserve.h"
+#include "base/hash.h"
 
 #include <errno.h>
 #include <string.h>
-#include <sys/mman.h>
 #ifdef __SSE2__
 #include <emmintrin.h>
 #endif
@@ -20,8 +21,8 @@ uint64_t trace_ring_bytes(uint32_t capacity)
 
 uint64_t trace_fingerprint(void)
 {
-    return sizeof(struct trace_ring) ^ sizeof(struct trace_record) << 16 ^ sizeof(struct trace_subject) << 28 ^
-           sizeof(struct trace_control) << 40 ^ (uint64_t)TRACE_SUBJECTS << 52;
+    return SEGMENT_FINGERPRINT(sizeof(struct trace_ring), sizeof(struct trace_record), sizeof(struct trace_subject),
+                               sizeof(struct trace_control), TRACE_SUBJECTS);
 }
 
 void trace_ring_format(struct trace_ring *r, uint32_t index, uint32_t capacity, uint64_t epoch)
@@ -81,13 +82,6 @@ void trace_control_tail(const struct trace_control *c, uint32_t index, uint64_t 
     *ret_subjects = same ? atomic_load_explicit(&t->subjects, memory_order_acquire) : 0;
 }
 
-static void *reserve(uint64_t bytes)
-{
-    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-
-    return p == MAP_FAILED ? NULL : p;
-}
-
 int trace_open(struct connmgr *cm, struct trace_ring *ring, const struct trace_control *control,
                uint32_t generation)
 {
@@ -114,7 +108,7 @@ void trace_switch(struct connmgr *cm, uint64_t word)
         memset(t->seen, 0, (size_t)TRACE_SEEN * 8);
     t->word = word;
     t->on = (uint32_t)word;
-    cm->refs.trace_tag = t->on ? batch_trace_tag(t->generation, 0) : 0;
+    cm->port.refs.trace_tag = t->on ? batch_trace_tag(t->generation, 0) : 0;
     t->round_from = cm->stats.messages_in;
 }
 
@@ -124,9 +118,9 @@ void trace_round(struct connmgr *cm)
     struct trace *t = &cm->trace;
     uint64_t messages = cm->stats.messages_in - t->round_from;
 
-    cm->now_ns = connmgr_clock_ns();
+    cm->now_ns = clock_ns();
     t->round_from = cm->stats.messages_in;
-    cm->refs.trace_tag = batch_trace_tag(t->generation, (uint32_t)messages);
+    cm->port.refs.trace_tag = batch_trace_tag(t->generation, (uint32_t)messages);
 }
 
 void trace_batch(struct connmgr *cm, const struct batch *b)
@@ -143,7 +137,7 @@ void trace_mark(struct connmgr *cm, const struct order_trace *m)
 {
     struct trace *t = &cm->trace;
 
-    if (m->source >= LEDGER_CONNMGRS_MAX)
+    if (m->source >= PORTS_MAX)
         return;
     uint32_t number = ++t->contexts_made;
 
@@ -166,10 +160,10 @@ void trace_mark(struct connmgr *cm, const struct order_trace *m)
 void trace_flow(struct connmgr *cm, uint32_t messages)
 {
     struct trace *t = &cm->trace;
-    uint64_t now = connmgr_clock_ns();
+    uint64_t now = clock_ns();
     uint32_t number = t->batch_first = ++t->contexts_made;
 
-    t->salt = (cm->stats.repeated + 1) * 0x9e3779b97f4a7c15ULL;
+    t->salt = (cm->stats.repeated + 1) * HASH_SPREAD;
     t->about[cm->conf.index] = number;
     t->contexts[number % TRACE_CONTEXTS] = (struct trace_context){
         .number = number,
@@ -185,7 +179,7 @@ void trace_flow(struct connmgr *cm, uint32_t messages)
 /* Every connmgr comes to the same answer about a message. */
 static int sampled(uint64_t handle, uint32_t every)
 {
-    uint64_t mixed = (handle ^ handle >> 29) * 0x9e3779b97f4a7c15ULL;
+    uint64_t mixed = (handle ^ handle >> 29) * HASH_SPREAD;
 
     return every == 1 || ((mixed >> 32) * every) >> 32 == 0;
 }
@@ -286,7 +280,7 @@ static void begin(struct connmgr *cm, const struct conn *c, const struct trace_p
     t->ring->dropped += part->count - count;
     if (!f)
         return;
-    struct arena *a = cm->arenas[handle_source(part->handle)];
+    struct arena *a = cm->port.arenas[handle_source(part->handle)];
     const struct arena_entry *e = &arena_entries(a)[handle_entry(part->handle)];
     const uint8_t *data = arena_data(a, e->chunk), *subject = data + e->subject;
     uint64_t hash = hash_of(t, subject, e->subject_len);
@@ -408,7 +402,7 @@ void trace_sent(struct connmgr *cm, const struct conn *c)
 
     if (!*first || t->pool[*first - 1].end > c->sent)
         return;
-    uint64_t now = connmgr_clock_ns();
+    uint64_t now = clock_ns();
     uint64_t head = atomic_load_explicit(&t->ring->head, memory_order_relaxed);
 
     while (*first && t->pool[*first - 1].end <= c->sent) {

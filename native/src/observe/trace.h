@@ -25,6 +25,7 @@
 #define MIDAIR_TRACE_H
 
 #include "base/api.h"
+#include "base/limits.h"
 #include "shm/ledger.h"
 #include "shm/segment.h"
 
@@ -85,7 +86,7 @@ API struct trace_control {
     struct segment_header header;
     _Atomic uint64_t word; /* recording << 32 | every: 1 in `every` messages is traced; 0: none is */
     uint64_t reserved[7];
-    struct trace_tail tails[LEDGER_CONNMGRS_MAX];
+    struct trace_tail tails[PORTS_MAX];
 };
 
 struct trace_flight { /* private: deliveries in a row that the kernel has not taken whole; one, or of a run */
@@ -129,7 +130,7 @@ struct trace { /* private to the connmgr */
     uint64_t salt;          /* of the choice of messages: 0, or of a flow, whose handles are used again at once */
     uint32_t contexts_made; /* number of the last context */
     uint64_t round_from;    /* messages_in when the round began */
-    uint32_t about[LEDGER_CONNMGRS_MAX]; /* number of the context of a connmgr's messages */
+    uint32_t about[PORTS_MAX]; /* number of the context of a connmgr's messages */
     struct trace_context contexts[TRACE_CONTEXTS];
 };
 

@@ -9,18 +9,10 @@
  * After a crash: marks are cut off or committed with their step; a repetition makes them anew.
  */
 #include "router/instruct.h"
+#include "base/clock.h"
 
-#include <time.h>
 
 #define MARK_ROOM 4u /* batches that are left to orders */
-
-static uint64_t clock_ns(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000ULL + (uint64_t)t.tv_nsec;
-}
 
 /* A tagged batch of references is taken up. */
 void router_mark_begin(struct router *rt, uint32_t from, const struct batch *b)

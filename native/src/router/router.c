@@ -3,32 +3,16 @@
 #include "router/modes/modes.h"
 
 #include "base/crash.h"
+#include "base/reserve.h"
+#include "base/clock.h"
 
 #include <errno.h>
 #include <sys/epoll.h>
-#include <sys/mman.h>
-#include <time.h>
 #include <unistd.h>
 
 #define TAG_ROOM 64u /* plus connmgr: its orders queue has room again */
 #define PREFETCH_LINE 12u
 #define PREFETCH_NODE 6u
-
-static uint64_t clock_ns(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000ULL + (uint64_t)t.tv_nsec;
-}
-
-static void *reserve(uint64_t bytes)
-{
-    void *p = mmap(NULL, bytes ? bytes : 1, PROT_READ | PROT_WRITE,
-                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-
-    return p == MAP_FAILED ? NULL : p;
-}
 
 int router_open(const struct router_conf *conf, struct routing *seg, const int *refs_queues,
                 const int *orders_queues, struct router **ret_rt)
@@ -340,7 +324,7 @@ static int look_again(struct router *rt, uint64_t work)
 /* Nothing is left to do: waits, at most so long, until there is. As look(). */
 static int await(struct router *rt, int sleep_ms)
 {
-    struct epoll_event evs[2 * ROUTING_CONNMGRS_MAX];
+    struct epoll_event evs[2 * PORTS_MAX];
     uint64_t seen = spin_work(rt->stats.messages, rt->bytes), began = rt->now_ns;
     int more = look_again(rt, seen - rt->spin_seen);
 
@@ -350,7 +334,7 @@ static int await(struct router *rt, int sleep_ms)
             arm(rt, m);
         if (rt->holding) /* until its patience ends */
             sleep_ms = 1;
-        if (epoll_wait(rt->epoll, evs, 2 * ROUTING_CONNMGRS_MAX, sleep_ms) < 0)
+        if (epoll_wait(rt->epoll, evs, 2 * PORTS_MAX, sleep_ms) < 0)
             return -errno;
         rt->now_ns = clock_ns();
     }

@@ -57,16 +57,16 @@ struct router {
     struct index *index;
     struct modes *modes; /* modes.h */
     struct redo redo;
-    struct batch_out out[ROUTING_CONNMGRS_MAX];
-    mqd_t refs[ROUTING_CONNMGRS_MAX];
-    int armed[ROUTING_CONNMGRS_MAX]; /* waiting for room in the orders queue */
-    int stuck[ROUTING_CONNMGRS_MAX]; /* the input of this connmgr waits for room in a ring */
-    int listening[ROUTING_CONNMGRS_MAX];
+    struct batch_out out[PORTS_MAX];
+    mqd_t refs[PORTS_MAX];
+    int armed[PORTS_MAX]; /* waiting for room in the orders queue */
+    int stuck[PORTS_MAX]; /* the input of this connmgr waits for room in a ring */
+    int listening[PORTS_MAX];
     /* Fairness between connmgrs, see fair_may_go(). */
-    uint64_t passes[ROUTING_CONNMGRS_MAX];
-    uint64_t behind_ns[ROUTING_CONNMGRS_MAX]; /* since when somebody waits for it; 0: nobody does */
-    int busy[ROUTING_CONNMGRS_MAX];  /* it had more to read at the end of its last round */
-    int ahead[ROUTING_CONNMGRS_MAX]; /* it waits for those behind */
+    uint64_t passes[PORTS_MAX];
+    uint64_t behind_ns[PORTS_MAX]; /* since when somebody waits for it; 0: nobody does */
+    int busy[PORTS_MAX];  /* it had more to read at the end of its last round */
+    int ahead[PORTS_MAX]; /* it waits for those behind */
     int holding;                     /* somebody does */
     int epoll;
     struct spin spin;

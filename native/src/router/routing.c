@@ -1,8 +1,6 @@
 /* routing: layout of the router's primary state. See routing.h. */
 #include "router/routing.h"
 
-static uint64_t page_up(uint64_t n) { return (n + 4095) & ~4095ULL; }
-
 uint64_t routing_hot_bytes(uint32_t connmgrs)
 {
     return page_up(sizeof(struct routing)) + page_up(connmgrs * sizeof(struct routing_lane));
@@ -33,9 +31,9 @@ uint64_t routing_bytes(uint32_t connmgrs, uint32_t sessions, uint32_t subs_each)
 /* With the format of batches, as in journal.c. */
 uint64_t routing_fingerprint(void)
 {
-    return sizeof(struct routing) ^ sizeof(struct routing_sub) << 24 ^
-           sizeof(struct routing_session) << 32 ^ sizeof(struct routing_lane) << 40 ^
-           sizeof(struct mode_request) << 48 ^ sizeof(struct mode_leg) << 56 ^ (uint64_t)BATCH_VERSION << 60;
+    return SEGMENT_FINGERPRINT(sizeof(struct routing), sizeof(struct routing_sub), sizeof(struct routing_session),
+                               sizeof(struct routing_lane), sizeof(struct mode_request), sizeof(struct mode_leg),
+                               sizeof(struct mode_name), BATCH_VERSION);
 }
 
 void routing_format(struct routing *r, uint32_t connmgrs, uint32_t sessions, uint32_t subs_each)

@@ -33,12 +33,12 @@
 #define MIDAIR_ROUTING_H
 
 #include "base/api.h"
+#include "base/limits.h"
 #include "shm/batch.h"
 #include "shm/port.h"
 #include "shm/segment.h"
 
 #define ROUTING_LAYOUT 4
-#define ROUTING_CONNMGRS_MAX 32u
 #define ROUTING_TEXT_INLINE 72u
 #define ROUTING_CELL_TEXT 124u
 #define ROUTING_CELLS 65536u /* 8 MiB of text that does not fit its subscription */
@@ -98,14 +98,14 @@ struct routing {
     uint32_t connmgrs, sessions, subs_each, cells;  /* creator, once */
     uint64_t lanes_at, sessions_at, subs_at, cells_at; /* creator, once */
     uint64_t requests_at, legs_at, names_at; /* creator, once */
-    uint8_t ports[ROUTING_CONNMGRS_MAX]; /* creator, once: enum port_kind of each index */
+    uint8_t ports[PORTS_MAX]; /* creator, once: enum port_kind of each index */
     uint64_t reserved0[11];
     uint64_t step;      /* redo: steps committed */
     uint64_t cells_high; /* single stores, only grow, raised before use */
     uint64_t requests_high, legs_high, names_high; /* likewise */
     uint64_t reserved1[11];
-    uint64_t subs_high[ROUTING_CONNMGRS_MAX]; /* likewise */
-    struct routing_in in[ROUTING_CONNMGRS_MAX];
+    uint64_t subs_high[PORTS_MAX]; /* likewise */
+    struct routing_in in[PORTS_MAX];
     struct redo_log redo;
 };
 

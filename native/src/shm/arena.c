@@ -5,20 +5,18 @@
 
 #include <stdlib.h>
 
-static uint64_t align_up(uint64_t n, uint64_t to) { return (n + to - 1) / to * to; }
-
 static uint64_t words_offset(uint32_t chunks)
 {
-    return align_up(sizeof(struct arena) + (uint64_t)chunks * sizeof(struct chunk), 4096);
+    return page_up(sizeof(struct arena) + (uint64_t)chunks * sizeof(struct chunk));
 }
 static uint64_t entries_offset(uint32_t chunks)
 {
-    return align_up(words_offset(chunks) + (uint64_t)chunks * ARENA_CHUNK_MESSAGES * 8, 4096);
+    return page_up(words_offset(chunks) + (uint64_t)chunks * ARENA_CHUNK_MESSAGES * 8);
 }
 static uint64_t data_offset(uint32_t chunks)
 {
-    return align_up(entries_offset(chunks) +
-                    (uint64_t)chunks * ARENA_CHUNK_MESSAGES * sizeof(struct arena_entry), 4096);
+    return page_up(entries_offset(chunks) +
+                    (uint64_t)chunks * ARENA_CHUNK_MESSAGES * sizeof(struct arena_entry));
 }
 
 uint64_t arena_bytes(uint32_t chunk_count)
@@ -28,8 +26,7 @@ uint64_t arena_bytes(uint32_t chunk_count)
 
 uint64_t arena_fingerprint(void)
 {
-    return sizeof(struct arena) ^ sizeof(struct chunk) << 16 ^ sizeof(struct arena_entry) << 32 ^
-           (uint64_t)ARENA_CHUNK_BYTES << 40;
+    return SEGMENT_FINGERPRINT(sizeof(struct arena), sizeof(struct chunk), sizeof(struct arena_entry), ARENA_CHUNK_BYTES);
 }
 
 void arena_format(struct arena *a, uint32_t owner, uint32_t chunk_count)

@@ -36,8 +36,7 @@ uint64_t conntable_bytes(uint32_t capacity)
 
 uint64_t conntable_fingerprint(void)
 {
-    return (uint64_t)sizeof(struct conntable) << 32 | sizeof(struct conntable_slot) << 8 |
-           CONN_CLOSED;
+    return SEGMENT_FINGERPRINT(sizeof(struct conntable), sizeof(struct conntable_slot), CONN_CLOSED);
 }
 
 void conntable_format(struct conntable *t, uint32_t capacity)
@@ -101,7 +100,7 @@ int conntable_assign(struct conntable *t, struct conntable_free *f, uint32_t con
     uint64_t uid;
     size_t length = strnlen(ip, sizeof t->slots[0].ip);
 
-    if (connmgr >= CONNTABLE_CONNMGRS_MAX || length == sizeof t->slots[0].ip)
+    if (connmgr >= PORTS_MAX || length == sizeof t->slots[0].ip)
         return -EINVAL;
     uid = atomic_load_explicit(&t->next_uid, memory_order_relaxed);
     if ((f->count == 0 || uid % REAP_EVERY == 0) && conntable_reap(t, f) == 0)
@@ -145,16 +144,16 @@ void conntable_unassign(struct conntable *t, struct conntable_free *f, uint32_t 
         f->slots[f->count++] = slot;
 }
 
-void conntable_count(const struct conntable *t, uint32_t ret_counts[CONNTABLE_CONNMGRS_MAX])
+void conntable_count(const struct conntable *t, uint32_t ret_counts[PORTS_MAX])
 {
-    memset(ret_counts, 0, CONNTABLE_CONNMGRS_MAX * sizeof ret_counts[0]);
+    memset(ret_counts, 0, PORTS_MAX * sizeof ret_counts[0]);
     uint32_t high = (uint32_t)atomic_load_explicit(&t->high, memory_order_acquire);
     for (uint32_t i = 0; i < high; i++) {
         const struct conntable_slot *s = &t->slots[i];
         uint32_t state = atomic_load_explicit(&s->state, memory_order_acquire);
 
         if ((state == CONN_ASSIGNED || state == CONN_ACTIVE) &&
-            s->connmgr < CONNTABLE_CONNMGRS_MAX)
+            s->connmgr < PORTS_MAX)
             ret_counts[s->connmgr]++;
     }
 }
@@ -169,7 +168,7 @@ uint32_t conntable_list(const struct conntable *t, uint32_t connmgr, uint32_t ro
         const struct conntable_slot *s = &t->slots[i];
 
         if (atomic_load_explicit(&s->state, memory_order_acquire) == CONN_FREE ||
-            (connmgr < CONNTABLE_CONNMGRS_MAX && s->connmgr != connmgr))
+            (connmgr < PORTS_MAX && s->connmgr != connmgr))
             continue;
         if (count < room)
             ret_slots[count] = i;

@@ -24,10 +24,10 @@
 #define MIDAIR_CONNTABLE_H
 
 #include "base/api.h"
+#include "base/limits.h"
 #include "shm/segment.h"
 
 #define CONNTABLE_LAYOUT 3
-#define CONNTABLE_CONNMGRS_MAX 32
 
 API enum conn_state {
     CONN_FREE = 0,
@@ -91,13 +91,13 @@ API int conntable_assign(struct conntable *t, struct conntable_free *f, uint32_t
 /* The hand-off could not be sent: ASSIGNED -> FREE. */
 API void conntable_unassign(struct conntable *t, struct conntable_free *f, uint32_t slot);
 
-/* Slots of one connmgr (or of all: CONNTABLE_CONNMGRS_MAX) that are not FREE, ascending.
+/* Slots of one connmgr (or of all: PORTS_MAX) that are not FREE, ascending.
  * Returns how many there are; at most `room` are written. */
 API uint32_t conntable_list(const struct conntable *t, uint32_t connmgr, uint32_t room,
                             uint32_t *ret_slots);
 
 /* Connections per connmgr (ASSIGNED or ACTIVE), counted afresh. O(capacity). */
-API void conntable_count(const struct conntable *t, uint32_t ret_counts[CONNTABLE_CONNMGRS_MAX]);
+API void conntable_count(const struct conntable *t, uint32_t ret_counts[PORTS_MAX]);
 
 API static inline void conntable_set_state(struct conntable *t, uint32_t slot, uint32_t state)
 {

@@ -28,12 +28,12 @@
 #define MIDAIR_LEDGER_H
 
 #include "base/api.h"
+#include "base/limits.h"
 
 #include <errno.h>
 #include <stdatomic.h>
 #include <stdint.h>
 
-#define LEDGER_CONNMGRS_MAX 32
 #define LEDGER_BITS 0x00000000ffffffffULL
 #define LEDGER_GENERATION 0x03ffffff00000000ULL
 #define LEDGER_LIMIT_SHIFT 58

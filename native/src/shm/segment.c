@@ -1,6 +1,8 @@
 /* segment: headers of shared segments and their mapping. See segment.h. */
 #include "shm/segment.h"
 
+#include "base/hash.h"
+
 #include <errno.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -8,6 +10,15 @@
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23 /* Linux 5.14; older kernels answer EINVAL and mlock faults in */
 #endif
+
+uint64_t segment_fingerprint(const uint64_t *sizes, uint32_t count)
+{
+    uint64_t mixed = 0;
+
+    for (uint32_t i = 0; i < count; i++)
+        mixed = hash_spread(mixed ^ sizes[i]);
+    return mixed;
+}
 
 void segment_format(void *seg, uint32_t kind, uint32_t layout, uint64_t fingerprint, uint64_t bytes)
 {

@@ -55,6 +55,12 @@ struct segment_header {
 _Static_assert(sizeof(struct segment_header) == 64, "one cache line");
 _Static_assert(offsetof(struct segment_header, release) == 32, "the same in every layout of every kind");
 
+/* A number that differs if any of the sizes (of structs, of what they are dimensioned by) does. */
+uint64_t segment_fingerprint(const uint64_t *sizes, uint32_t count);
+#define SEGMENT_FINGERPRINT(...) \
+    segment_fingerprint((const uint64_t[]){__VA_ARGS__}, sizeof((const uint64_t[]){__VA_ARGS__}) / sizeof(uint64_t))
+static inline uint64_t page_up(uint64_t n) { return (n + 4095) & ~4095ULL; }
+
 /* Writes the header of a fresh, zeroed segment. */
 API void segment_format(void *seg, uint32_t kind, uint32_t layout, uint64_t fingerprint, uint64_t bytes);
 

@@ -135,7 +135,7 @@ static void layout_all(struct layout *l, struct index *ix, const struct index_co
     ix->group_queue = layout_area(l, queues, sizeof(uint32_t));
     ix->group_count = layout_area(l, queues, sizeof(uint32_t));
     ix->scratch = layout_area(l, 1, sizeof(struct block) + subs * 8 +
-                                        INDEX_CONNMGRS_MAX * sizeof(struct index_run) +
+                                        PORTS_MAX * sizeof(struct index_run) +
                                         (uint64_t)queues * sizeof(struct index_group));
     ix->tokens = layout_area(l, INDEX_SUBJECT_MAX + 1, sizeof(struct token));
     ix->visits = layout_area(l, INDEX_SUBJECT_MAX + 2, sizeof(struct visit));
@@ -159,7 +159,7 @@ int index_open(const struct index_conf *conf, struct index **ret_ix)
     struct index *ix;
     char *map;
 
-    if (conf->connmgrs < 1 || conf->connmgrs > INDEX_CONNMGRS_MAX || conf->subs_per_connmgr < 1 ||
+    if (conf->connmgrs < 1 || conf->connmgrs > PORTS_MAX || conf->subs_per_connmgr < 1 ||
         conf->subs_per_connmgr > INDEX_SLOTS_MAX || conf->subjects < 1 ||
         conf->subjects > SUBJECTS_MAX)
         return -EINVAL;

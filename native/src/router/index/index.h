@@ -15,10 +15,10 @@
 #define MIDAIR_INDEX_H
 
 #include "base/api.h"
+#include "base/limits.h"
 
 #include <stdint.h>
 
-#define INDEX_CONNMGRS_MAX 32u
 #define INDEX_SLOT_BITS 27u
 #define INDEX_SLOTS_MAX (1u << INDEX_SLOT_BITS)
 
@@ -37,7 +37,7 @@ API typedef uint32_t index_sub;
 struct index;
 
 API struct index_conf {
-    uint32_t connmgrs;         /* 1..INDEX_CONNMGRS_MAX */
+    uint32_t connmgrs;         /* 1..PORTS_MAX */
     uint32_t subs_per_connmgr; /* 1..INDEX_SLOTS_MAX */
     uint32_t subjects;         /* distinct subscribed or recently published subjects, >= 1.
                                 * Also the bound of wildcard trie nodes (twice this) and of

@@ -8,13 +8,14 @@
  * After a crash: gone with the process. See index_core.h.
  */
 #include "router/index/index_core.h"
+#include "base/hash.h"
 
 #define BLOCK_EVICTIONS_MAX 16u /* given up for one new block: bounds a match */
 #define CLOCK_STEPS_MAX 8u
 
 struct shape {
     uint32_t plain, members, groups, runs;
-    uint32_t counts[INDEX_CONNMGRS_MAX]; /* plain recipients of each connmgr */
+    uint32_t counts[PORTS_MAX]; /* plain recipients of each connmgr */
 };
 
 static inline index_sub sub_id(const struct index *ix, uint32_t pos1)
@@ -68,7 +69,7 @@ static uint64_t shape_bytes(const struct shape *s)
 static void fill_plain(struct index *ix, const struct shape *s, struct index_run *run,
                        index_sub *subs, uint32_t *conns)
 {
-    uint32_t at[INDEX_CONNMGRS_MAX], first = 0;
+    uint32_t at[PORTS_MAX], first = 0;
 
     for (uint32_t i = 0; i < ix->connmgrs; i++) {
         at[i] = first;
@@ -92,7 +93,7 @@ static uint32_t turn_of(const struct index *ix, struct queue *q, uint32_t count)
     if (q->carry_build == ix->builds)
         return q->carry % count;
     if (q->cursor % count == 0)
-        q->shift = (uint16_t)(ix->builds * 0x9e3779b97f4a7c15u >> 48);
+        q->shift = (uint16_t)(ix->builds * HASH_SPREAD >> 48);
     return (q->cursor++ + q->shift) % count;
 }
 

@@ -8,10 +8,11 @@
  * After a crash: gone with the process. See index_core.h.
  */
 #include "router/index/index_core.h"
+#include "base/hash.h"
 
 static inline uint32_t edge_tag(uint32_t parent, uint64_t hash)
 {
-    uint64_t x = (hash ^ parent * 0x9e3779b97f4a7c15u) * 0xd6e8feb86659fd93u;
+    uint64_t x = (hash ^ parent * HASH_SPREAD) * 0xd6e8feb86659fd93u;
 
     return (uint32_t)(x >> 32);
 }

@@ -10,16 +10,10 @@
 #include "router/modes/modes.h"
 
 #include "base/crash.h"
+#include "base/reserve.h"
+#include "base/hash.h"
 
 #include <errno.h>
-#include <sys/mman.h>
-
-static void *reserve(uint64_t bytes)
-{
-    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-
-    return p == MAP_FAILED ? NULL : p;
-}
 
 int modes_open(struct router *rt)
 {
@@ -106,7 +100,7 @@ static void heap_remove(struct router *rt, uint32_t request)
 
 static uint32_t bucket_of(uint32_t conn, const char *reply, uint32_t len)
 {
-    return (uint32_t)((index_hash(reply, len) ^ conn * 0x9e3779b97f4a7c15ULL) >> 17) % MODES_BUCKETS;
+    return (uint32_t)((index_hash(reply, len) ^ conn * HASH_SPREAD) >> 17) % MODES_BUCKETS;
 }
 
 uint32_t modes_find_session(const struct router *rt, uint32_t conn, const char *reply, uint32_t len)
@@ -362,19 +356,6 @@ char *modes_put_id(char *to, uint64_t id)
     return to;
 }
 
-char *modes_put_number(char *to, uint64_t n)
-{
-    char digits[20];
-    int i = 0;
-
-    do
-        digits[i++] = (char)('0' + n % 10);
-    while (n /= 10);
-    while (i)
-        *to++ = digits[--i];
-    return to;
-}
-
 void modes_add_field(struct fields *f, enum status_field field, const char *value, uint32_t len)
 {
     f->text[f->len++] = (char)field;
@@ -387,7 +368,7 @@ void modes_add_number(struct fields *f, enum status_field field, uint64_t value)
 {
     char digits[20];
 
-    modes_add_field(f, field, digits, (uint32_t)(modes_put_number(digits, value) - digits));
+    modes_add_field(f, field, digits, (uint32_t)((char *)put_number(digits, value) - digits));
 }
 
 void modes_tell(struct router *rt, uint32_t conn, const char *reply, uint32_t reply_len,

@@ -125,7 +125,6 @@ void modes_add_number(struct fields *f, enum status_field field, uint64_t value)
 void modes_tell(struct router *rt, uint32_t conn, const char *reply, uint32_t reply_len,
                 enum mode_status status, const struct fields *fields);
 char *modes_put_id(char *to, uint64_t id);
-char *modes_put_number(char *to, uint64_t n);
 /* The slot of the connection called that, or ROUTER_NONE. */
 uint32_t modes_find_name(const struct router *rt, const char *name, uint32_t len);
 /* Adds who a connection is: its number, and its name if it has one. */

@@ -13,6 +13,7 @@
 #include "router/modes/modes.h"
 
 #include "base/crash.h"
+#include "base/put.h"
 
 #define ENTRY_MAX (MODE_NAME_MAX + 96u) /* bytes of one client in a list */
 
@@ -74,7 +75,7 @@ static char *put_client(char *to, const char *name, uint32_t len, uint64_t uid, 
 
     to = mempcpy(stpcpy(to, "{\"type\":\""), name, type);
     to = mempcpy(stpcpy(to, "\",\"instance\":\""), name + len - rest, rest);
-    return stpcpy(modes_put_number(stpcpy(to, "\",\"client\":"), uid), end);
+    return stpcpy(put_number(stpcpy(to, "\",\"client\":"), uid), end);
 }
 
 /* ---- watchers: subscriptions to MODE_CLIENTS_SUBJECT, a dot and a name ---- */

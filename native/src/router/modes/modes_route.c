@@ -12,6 +12,7 @@
 #include "router/modes/modes.h"
 
 #include "base/crash.h"
+#include "base/put.h"
 
 /* To nobody, and the sender is told why. */
 static int refuse(struct router *rt, uint32_t from, const struct ref_message *r, enum mode_status status)

@@ -1,0 +1,138 @@
+/* port: opening, the crash-safe core of a batch of orders, letting go. See port.h. */
+#include "shm/port.h"
+
+#include "base/crash.h"
+#include "base/reserve.h"
+
+#include <errno.h>
+
+void port_format(struct port_log *log, uint32_t index, uint32_t kind)
+{
+    log->index = index;
+    log->kind = kind;
+    batch_ring_format(&log->refs);
+}
+
+int port_open(struct port *p, struct port_log *log, int refs_queue, int orders_queue)
+{
+    p->log = log;
+    p->index = log->index;
+    p->my_bit = ledger_bit(log->index);
+    p->orders = orders_queue;
+    p->redo.log = &log->redo;
+    p->redo.base = (char *)log;
+    batch_out_open(&p->refs, &log->refs, refs_queue, (uint8_t)log->index);
+    p->let_go = reserve(BATCH_BYTES / ORDER_BYTES_MIN * sizeof(struct let_go));
+    return p->let_go ? 0 : -ENOMEM;
+}
+
+int port_add_arena(struct port *p, uint32_t index, struct arena *arena)
+{
+    p->arenas[index] = arena;
+    p->needed[index] = reserve((uint64_t)arena->chunk_count * ARENA_CHUNK_MESSAGES * 4);
+    if (!p->needed[index])
+        return -ENOMEM;
+    if (index != p->index)
+        return 0;
+    p->redo.arena = (char *)arena;
+    return arena_pool_open(&p->pool, arena);
+}
+
+uint32_t port_recover(struct port *p, uint64_t *ret_batches)
+{
+    struct port_log *log = p->log;
+    uint32_t words = redo_recover(&p->redo);
+
+    memcpy(p->open_handle, log->open_handle, sizeof p->open_handle);
+    *ret_batches = (uint64_t)port_has_batch(p) + (log->refs.tail >> 16) - 1 - atomic_load(&log->refs.sent);
+    batch_out_open(&p->refs, &log->refs, p->refs.queue, (uint8_t)p->index);
+    return words;
+}
+
+int port_receive(struct port *p)
+{
+    return port_has_batch(p) ? 1 : batch_in_receive(&p->log->inbox, p->orders, p->log->done);
+}
+
+/* The messages of a batch whose step was committed before a crash. */
+static int note_all(struct port *p, const struct batch *b)
+{
+    for (uint32_t at = BATCH_HEAD; at < b->bytes;) {
+        const struct order *o = batch_order(b, at);
+
+        at += order_bytes(o);
+        if (at > b->bytes)
+            return -EBADMSG;
+        if (order_has_message(o) && !(o->type & ORDER_MORE))
+            port_note(p, o);
+    }
+    return 0;
+}
+
+/* Lets go of the messages of the committed batch, but for those that are still needed: port_release(). */
+static void let_go_all(struct port *p, int redo)
+{
+    for (uint32_t i = 0; i < p->let_go_count; i++) {
+        const struct let_go *l = &p->let_go[i];
+        uint32_t source = handle_source(l->handle);
+        const uint32_t *needed = port_needed(p, l->handle);
+        struct arena_pool *pool = source == p->index ? &p->pool : NULL;
+
+        uint64_t handle = l->handle, end = handle + l->count;
+
+        do {
+            uint64_t add = l->limit | (*needed++ ? 0 : p->my_bit);
+
+            if (add)
+                (void)arena_relinquish(p->arenas[source], pool, handle, add, redo);
+        } while (++handle != end);
+        if (i == p->let_go_count / 2)
+            CRASH(ORDERS_RELINQUISHING);
+    }
+    p->let_go_count = 0;
+}
+
+int port_process(struct port *p, const struct port_owner *with, void *owner)
+{
+    struct port_log *log = p->log;
+    const struct batch *b = &log->inbox.batch;
+    int redo = log->applied == b->seq; /* committed before a crash */
+    int err = redo ? note_all(p, b) : with->apply(owner, b);
+
+    if (err)
+        return err;
+    if (!redo) {
+        CRASH(ORDERS_APPLIED);
+        redo_put(&p->redo, &log->applied, b->seq);
+        redo_commit(&p->redo);
+        CRASH(ORDERS_COMMITTED);
+        with->committed(owner, b);
+    }
+    let_go_all(p, redo);
+    CRASH(ORDERS_RELINQUISHED);
+    with->finish(owner, b, redo);
+    log->done = b->seq; /* "orders.done" */
+    CRASH(ORDERS_DONE);
+    return 0;
+}
+
+void port_read(const struct port *p, uint64_t handle, uint32_t at, void *to, uint32_t len)
+{
+    struct arena *a = p->arenas[handle_source(handle)];
+    const struct arena_entry *e = port_entry(p, handle);
+    uint32_t chunk = e->chunk;
+    uint8_t *end = to;
+
+    for (at += e->body; at >= ARENA_CHUNK_BYTES; at -= ARENA_CHUNK_BYTES)
+        chunk = a->chunks[chunk].next - 1;
+    while (len) {
+        uint32_t part = ARENA_CHUNK_BYTES - at < len ? ARENA_CHUNK_BYTES - at : len;
+
+        memcpy(end, arena_data(a, chunk) + at, part);
+        end += part;
+        len -= part;
+        at = 0;
+        if (len)
+            chunk = a->chunks[chunk].next - 1;
+    }
+}
