@@ -5,8 +5,8 @@ processes that stop at the first lost, doubled or reordered message, dropped or 
 connection, or corrupted stream. For each point and each role that passes it: the component
 is killed so that its successor starts with the point armed, the successor kills itself there,
 and the next one recovers. A point that is never reached fails its test. At the end all
-clients drain, and nothing may be left in the shared memory. Shows rules J1 to J6, R1 to R6,
-B1 to B5 and S5 of native/README.md with crashes.
+clients drain, and nothing may be left in the shared memory. Shows rules P1 to P3, J1 to J6, R1 to
+R6, B1 to B5 and S5 of native/README.md with crashes.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ for field, value in (
 
     @breaks("header", "S1", "journal.1")
     def _(s: Segments, _at: Places, field: str = field, value: int = value) -> None:
-        s.set(s.journals[1].header, field, value)
+        s.set(s.journals[1].port.header, field, value)
 
 
 @breaks("unfinished", "S2", "arena.1")

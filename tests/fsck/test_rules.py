@@ -184,7 +184,7 @@ def test_every_check_is_shown_to_find_something() -> None:
 
 
 def test_a_broken_rule_ends_the_command_with_1(bent: Segments, dead: Dead) -> None:
-    bent.set(bent.journals[1].header, "layout", 99)
+    bent.set(bent.journals[1].port.header, "layout", 99)
     done = cli("fsck", "--name", dead.name)
     assert done.returncode == 1
     rule = fsck.CHECKS["header"].rule

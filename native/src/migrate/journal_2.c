@@ -7,7 +7,7 @@
 #include <string.h>
 
 _Static_assert(R01_BLOCK_BYTES == JOURNAL_BLOCK_BYTES && R01_SEGS_PER_BLOCK == JOURNAL_SEGS_PER_BLOCK &&
-               sizeof(struct r01_seg) == sizeof(struct out_seg) && R01_CONNMGRS == LEDGER_CONNMGRS_MAX,
+               sizeof(struct r01_seg) == sizeof(struct out_seg) && R01_CONNMGRS == PORTS_MAX,
                "output is copied as it is");
 _Static_assert(sizeof(struct r01_ring) == sizeof(struct batch_ring) && sizeof(struct r01_inbox) == sizeof(struct batch_inbox) &&
                R01_BATCH_VERSION == BATCH_VERSION, "batches are copied as they are");
@@ -86,23 +86,23 @@ static int convert(const struct conversion *c)
     if (from->redo.count)
         return -EPROTO;
     journal_format(to, from->index, from->conns, from->subs, from->blocks);
-    atomic_store(&to->header.magic, 0); /* last, below: it was needed for the offsets */
-    to->applied = from->applied;
-    to->done = from->done;
+    atomic_store(&to->port.header.magic, 0); /* last, below: it was needed for the offsets */
+    to->port.applied = from->applied;
+    to->port.done = from->done;
     to->conns_high = from->conns_high;
     to->subs_high = from->subs_high;
     to->segs_high = from->segs_high;
     to->blocks_high = from->blocks_high;
-    memcpy(to->open_handle, from->open_handle, sizeof from->open_handle);
-    memcpy(&to->inbox, &from->inbox, sizeof from->inbox);
-    memcpy(&to->refs, &from->refs, sizeof from->refs);
+    memcpy(to->port.open_handle, from->open_handle, sizeof from->open_handle);
+    memcpy(&to->port.inbox, &from->inbox, sizeof from->inbox);
+    memcpy(&to->port.refs, &from->refs, sizeof from->refs);
     for (uint64_t i = 0; i < from->conns_high; i++)
         convert_conn(&conns[i], &journal_conns(to)[i]);
     for (uint64_t i = 0; i < from->subs_high; i++)
         convert_sub(&subs[i], &journal_subs(to)[i]);
     conversion_copy(c, from->segs_at, to->segs_at, from->segs_high * sizeof(struct r01_seg));
     conversion_copy(c, from->blocks_at, to->blocks_at, from->blocks_high * R01_BLOCK_BYTES);
-    segment_format(to, SEGMENT_JOURNAL, JOURNAL_LAYOUT, journal_fingerprint(), to->header.bytes);
+    segment_format(to, SEGMENT_JOURNAL, JOURNAL_LAYOUT, journal_fingerprint(), to->port.header.bytes);
     return 0;
 }
 

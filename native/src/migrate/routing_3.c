@@ -11,7 +11,7 @@ _Static_assert(R01_TEXT_INLINE == ROUTING_TEXT_INLINE && R01_CELL_BYTES == sizeo
 _Static_assert(sizeof(struct r01_lane) == sizeof(struct routing_lane) && R01_BATCH_VERSION == BATCH_VERSION,
                "batches are copied as they are");
 _Static_assert(R01_REQUESTS == MODE_REQUESTS_MAX && R01_LEGS == MODE_LEGS_MAX && R01_NAME_MAX <= MODE_NAME_MAX &&
-               R01_CONNMGRS == ROUTING_CONNMGRS_MAX, "numbers stay");
+               R01_CONNMGRS == PORTS_MAX, "numbers stay");
 
 static uint64_t fingerprint(void)
 {

@@ -5,18 +5,18 @@
  * that name their handles, reads the bodies where they lie, and lets go of them. A connmgr is a port
  * whose recipients are clients on sockets; a port need not have any.
  *
- * struct port_log, the first part of the segment of every port:
- *   Created and written by: the process that has the role of the port, alone.
- *   Invariants:
- *     P1  done <= applied <= done + 1. A batch of orders is one step: what its owner makes of it is
- *         committed together with `applied`. applied == done + 1: that is so for the batch in the inbox,
- *         but some of its messages may not be let go of yet.
- *     P2  A message is let go of after the step that needed it last is committed: by its port, which
- *         adds its bit once no order about it is to come (open_handle) and nothing of the port needs the
- *         body (`needed`). The bit of a repeated step is added with its generation compared (L3).
- *     P3  Of each source at most one message has orders that go on in a later batch: open_handle. The
- *         router orders one source's messages one after the other.
- * struct port, private to that process, is what follows from it.
+ * struct port_log is the first part of the segment of every port; struct port, private to its process, is
+ * what follows from it.
+ * Created by:   the process that has the role of the port. Written by: that process alone.
+ * Invariants:
+ *   P1  done <= applied <= done + 1. A batch of orders is one step: what its owner makes of it is
+ *       committed together with `applied`. applied == done + 1: that is so for the batch in the inbox,
+ *       but some of its messages may not be let go of yet.
+ *   P2  A port lets go of a message after the step that needed it last is committed: it adds its bit
+ *       once no order about the message is to come (open_handle) and nothing of the port needs the
+ *       body (`needed`). A step that is repeated compares the generation (L3).
+ *   P3  Of each source at most one message has orders that go on in a later batch: open_handle. The
+ *       router orders one source's messages one after the other.
  * After a crash: port_recover() finishes a committed step; port_process() finishes the batch in the
  *               inbox, from its beginning or from its commit point on.
  */
