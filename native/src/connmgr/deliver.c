@@ -148,7 +148,7 @@ static void add_dropped(struct connmgr *cm, struct conn *c, struct delivery *d, 
     uint8_t number[20];
     struct field f = {.name = (const uint8_t *)"Midair-Dropped", .name_len = 14, .value = number};
 
-    f.value_len = (uint32_t)(put_number(number, c->dropped > UINT32_MAX ? UINT32_MAX : (uint32_t)c->dropped) - number);
+    f.value_len = (uint32_t)((uint8_t *)put_number(number, c->dropped > UINT32_MAX ? UINT32_MAX : (uint32_t)c->dropped) - number);
     if (!c->protocol->put_field || e->body + headers > ARENA_CHUNK_BYTES)
         return; /* the next one may carry it */
     uint8_t *end = c->protocol->put_field(made, d->body, headers, &f, &kept);

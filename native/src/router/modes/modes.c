@@ -10,6 +10,7 @@
 #include "router/modes/modes.h"
 
 #include "base/crash.h"
+#include "base/put.h"
 #include "base/reserve.h"
 #include "base/hash.h"
 
