@@ -22,7 +22,7 @@ from midair.version import __version__
 from native import connmgr as native
 from native import migrate
 from native.conntable import ConnTable
-from native.protocol import NAMES
+from native.protocol import NAMES, number
 from native.stats import Own
 from native.trace import open_ring, view_control
 
@@ -51,8 +51,8 @@ class Connmgr(role.Role):
         program.pin()
         self.memory = migrate.for_connmgr(program.instance, self.index, self.config.connmgrs)
         self.queues = [program.open_queue(noun, self.index).fd for noun in names.QUEUES]
-        self.protocols = ["nats"] * len(self.config.server.listen)  # of each listener
-        self.spoken = {name: protocols.find(name) for name in NAMES}
+        self.protocols = [number(item.protocol) for item in self.config.server.listen]
+        self.spoken = [protocols.find(name) for name in NAMES]
         self.tell_slow_after = 0.0
         self.handlers = {
             native.FD: self.on_fd,
@@ -101,8 +101,8 @@ class Connmgr(role.Role):
             max_bytes_s=limits.max_bytes_per_s,
             rate_closes=limits.rate_action == "close",
             slow=[native.SLOW.index(policy) for policy in config.slow_consumers],
-            protocol=[NAMES.index(name) for name in self.protocols],
-            greeting=[self.spoken[name].greeting(server) for name in self.protocols],
+            protocol=self.protocols,
+            greeting=[self.spoken[at].greeting(server) for at in self.protocols],
         )
         # Whoever comes first makes an arena: what is written into it then is the same.
         chunks = native.arena_chunks(config.connmgr.arena_bytes)
@@ -176,7 +176,7 @@ class Connmgr(role.Role):
     def protocol_of(self, slot: int) -> protocols.Protocol:
         """What the client in that slot speaks."""
         listener = self.table.slot(slot).listener
-        return self.spoken[self.protocols[listener] if listener < len(self.protocols) else NAMES[0]]
+        return self.spoken[self.protocols[listener] if listener < len(self.protocols) else 0]
 
     def on_connect(self, event: native.Event) -> None:
         try:

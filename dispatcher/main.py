@@ -176,7 +176,7 @@ class Dispatcher(role.Role):
             given = self._table.assign(connmgr, listener, ip, port, time.time_ns(), cookie_of(sock))
         if given is None:
             self._balance.take_back(connmgr)
-            return self._refuse(sock)
+            return self._refuse(sock, listener)
         crash.here("dispatcher.assigned")
         slot, uid = given
         self._outbox.add(Client(uid, slot, listener, connmgr, sock.detach()))
@@ -193,10 +193,12 @@ class Dispatcher(role.Role):
             return sock.close()
         self._give(sock, (exact or ports or [0])[0], peer)
 
-    def _refuse(self, sock: socket.socket) -> None:
+    def _refuse(self, sock: socket.socket, listener: int) -> None:
         self.refused += 1
+        listen = self.config.server.listen
+        spoken = listen[listener].protocol if listener < len(listen) else None
         with contextlib.suppress(OSError):
-            sock.send(protocol.error(Refusal.CONNECTIONS))
+            sock.send(protocol.error(Refusal.CONNECTIONS, protocol.number(spoken)))
             # Unread input would turn the close into a reset, which takes the refusal with it.
             sock.shutdown(socket.SHUT_WR)
             sock.recv(4096)

@@ -51,20 +51,25 @@ def join_address(host: str, port: int) -> str:
 
 @dataclass(frozen=True)
 class Listener:
-    """Where clients connect, and what differs from the [limits] there."""
+    """Where clients connect, what they speak there, and what differs from the [limits]."""
 
     address: str
     slow_consumer: SlowConsumer | None = None  # None: limits.slow_consumer
+    protocol: str | None = None  # None: NATS. Which there are is known to the C part
 
     @classmethod
     def read(cls, item: Any) -> Listener:
         """Of "host:port", or of a table; ValueError: what is allowed."""
         given = item if isinstance(item, dict) else {"address": item}
         if "address" not in given or given.keys() - types(cls).keys():
-            raise ValueError(f"{shown(item)}: `address` and perhaps `slow_consumer` are allowed")
+            raise ValueError(
+                f"{shown(item)}: `address` and perhaps `slow_consumer`, `protocol` are allowed"
+            )
         split_address(given["address"])
         if "slow_consumer" in given:
             values.read(SlowConsumer, given["slow_consumer"])
+        if "protocol" in given:
+            values.read(str, given["protocol"])
         return cls(**given)
 
     @classmethod
@@ -75,10 +80,10 @@ class Listener:
         return {key: value for key, value in item.items() if key in types(cls)}
 
     def to_toml(self) -> str:
-        address = json.dumps(self.address)
-        if self.slow_consumer is None:
-            return address
-        return f"{{address = {address}, slow_consumer = {json.dumps(self.slow_consumer)}}}"
+        said = {key: value for key, value in vars(self).items() if value is not None}
+        if len(said) == 1:
+            return json.dumps(self.address)
+        return "{" + ", ".join(f"{key} = {json.dumps(value)}" for key, value in said.items()) + "}"
 
 
 def _listeners(value: Any) -> tuple[Listener, ...]:
@@ -213,9 +218,12 @@ class Config:
 
     def listening_on(self, addresses: Sequence[str]) -> Config:
         """A copy with the addresses replaced, in the same order."""
-        policies = [item.slow_consumer for item in self.server.listen]
-        given = zip(addresses, [*policies, *[None] * len(addresses)], strict=False)
-        return self.with_("server", listen=tuple(Listener(*item) for item in given))
+        old = self.server.listen
+        listen = [
+            dataclasses.replace(old[at], address=address) if at < len(old) else Listener(address)
+            for at, address in enumerate(addresses)
+        ]
+        return self.with_("server", listen=tuple(listen))
 
     def with_(self, table: str, **given: Any) -> Config:
         """A copy with some values of one table replaced (command-line options)."""

@@ -1,7 +1,8 @@
 """Builds `native._midair` with meson and ninja: only what changed is compiled again.
 
-`python native/build.py [--out DIR] [--sanitize] [--crash-points] [--define MACRO]` compiles in
-build/ and puts the module into place (or below DIR). Warnings are errors in every build.
+`python native/build.py [--out DIR] [--sanitize] [--crash-points] [--define MACRO]
+[--test-protocol FILE]` compiles in build/ and puts the module into place (or below DIR). Warnings
+are errors in every build.
 """
 
 from __future__ import annotations
@@ -20,13 +21,16 @@ HERE = Path(__file__).resolve().parent
 SANITIZERS = "address,undefined"
 
 
-def _options(sanitize: bool, crash_points: bool, define: Sequence[str]) -> list[str]:
+def _options(
+    sanitize: bool, crash_points: bool, define: Sequence[str], test_protocol: str
+) -> list[str]:
     return [
         f"-Dpython={sys.executable}",
         f"-Db_sanitize={SANITIZERS if sanitize else 'none'}",
         f"-Doptimization={1 if sanitize else 2}",
         f"-Dcrash_points={'true' if crash_points else 'false'}",
         f"-Ddefine={','.join(define)}",
+        f"-Dtest_protocol={Path(test_protocol).resolve() if test_protocol else ''}",
     ]
 
 
@@ -46,10 +50,15 @@ def _command(name: str) -> list[str]:
 
 
 def build(
-    out: Path, sanitize: bool, crash_points: bool, define: Sequence[str], root: Path | None = None
+    out: Path,
+    sanitize: bool,
+    crash_points: bool,
+    define: Sequence[str],
+    root: Path | None = None,
+    test_protocol: str = "",
 ) -> Path:
     """Compiles what changed; out/native/_midair appears whole. `root`: where objects go."""
-    options = _options(sanitize, crash_points, define)
+    options = _options(sanitize, crash_points, define, test_protocol)
     folder = _folder(root or HERE.parent / "build", options)
     environ = {**os.environ, "NINJA": _command("ninja")[0]}
     if not (folder / "build.ninja").exists():
@@ -65,7 +74,7 @@ def build(
     unfinished = finished.with_suffix(".unfinished")
     shutil.copy2(folder / name, unfinished)
     unfinished.replace(finished)
-    if not (sanitize or crash_points or define) and root is None:
+    if not (sanitize or crash_points or define or test_protocol) and root is None:
         _show_editors(folder)
     return finished
 
@@ -84,8 +93,16 @@ if __name__ == "__main__":
     parser.add_argument("--sanitize", action="store_true", help="build with ASan and UBSan")
     parser.add_argument("--crash-points", action="store_true", help="for the crash tests")
     parser.add_argument("--define", action="append", default=[], help="a macro for measurements")
+    parser.add_argument("--test-protocol", default="", help="C file of one protocol more")
     args = parser.parse_args()
     try:
-        print(build(Path(args.out), args.sanitize, args.crash_points, args.define))
+        made = build(
+            Path(args.out),
+            args.sanitize,
+            args.crash_points,
+            args.define,
+            test_protocol=args.test_protocol,
+        )
+        print(made)
     except subprocess.CalledProcessError as error:
         sys.exit(error.returncode)

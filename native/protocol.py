@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 from typing import NamedTuple
 
+from midair.errors import ConfigError
 from native import ffi, lib
 
 FLAG_BAD_SUBJECT: int = lib.FRAME_BAD_SUBJECT
@@ -16,6 +17,16 @@ FLAG_USUAL: int = lib.FRAME_USUAL
 
 # The protocols of this build: a listener's is known by its number.
 NAMES = tuple(ffi.string(lib.protocol_name(n)).decode() for n in range(lib.protocol_count()))
+
+
+def number(name: str | None) -> int:
+    """Of the protocol that is spoken at a listener; None: that of which nothing is said."""
+    if name is None:
+        return 0
+    if name not in NAMES:
+        there = ", ".join(NAMES)
+        raise ConfigError(f"server.listen: protocol {name!r}: one of {there} is allowed")
+    return NAMES.index(name)
 
 
 class Op(enum.IntEnum):

@@ -151,7 +151,7 @@ def test_what_a_manager_writes_for_parts_may_have_more_than_they_know(tmp_path: 
         config.load_part(path)
     for reads, written in ((config.load, text), (config.load_part, text.partition("\n")[2])):
         path.write_text(written)
-        with pytest.raises(ConfigError, match="`address` and perhaps `slow_consumer`"):
+        with pytest.raises(ConfigError, match="`address` and perhaps `slow_consumer`, `protocol`"):
             reads(path)
         path.write_text(written.replace(", to_come = 1", ""))
         with pytest.raises(ConfigError, match=r"limits\.to_come: there is no such key"):

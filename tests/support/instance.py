@@ -140,10 +140,12 @@ def cli(*args: str, place: Path = ROOT, **options: Any) -> subprocess.CompletedP
 def start(
     owner: str, text: str = "", *options: str, name: str = "", place: Path = ROOT
 ) -> Instance:
-    """Starts `midair up` on a free port and waits until it says that it is ready.
+    """Starts `midair up` and waits until it says that it is ready.
 
-    `place`: the tree whose code it runs.
+    On a free port, if the configuration does not list where to listen. `place`: the tree whose
+    code it runs.
     """
+    anywhere = "--port" not in options and "listen = [" not in text
     name = name or new_name(owner)
     path = BASE / f"{name}.toml"
     path.write_text(text)
@@ -151,7 +153,7 @@ def start(
     with stderr_path.open("wb") as stderr:
         process = subprocess.Popen(
             [sys.executable, "-m", "midair", "up", "--name", name, "--config", str(path)]
-            + (["--port", "0"] if "--port" not in options else [])
+            + (["--port", "0"] if anywhere else [])
             + list(options),
             cwd=place,
             stdin=subprocess.DEVNULL,

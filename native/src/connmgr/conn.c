@@ -90,6 +90,13 @@ void conn_reset(struct conn *c, uint32_t slot)
     c->chunk = c->head = c->tail = c->sub_first = CONNMGR_NONE;
 }
 
+void conn_set_listener(const struct connmgr *cm, struct conn *c, uint32_t protocol)
+{
+    c->slow = cm->conf.slow[cm->table->slots[c->slot].listener % CONNMGR_LISTENERS_MAX];
+    c->speaks = (uint8_t)(protocol < protocol_count() ? protocol : 0);
+    c->protocol = protocols[c->speaks];
+}
+
 int connmgr_adopt(struct connmgr *cm, uint32_t slot, uint64_t uid, int fd)
 {
     struct journal *j = cm->journal;
@@ -110,13 +117,13 @@ int connmgr_adopt(struct connmgr *cm, uint32_t slot, uint64_t uid, int fd)
     conn_reset(c, slot);
     c->fd = fd;
     c->uid = uid;
-    connmgr_set_listener(cm, c);
+    conn_set_listener(cm, c, cm->conf.protocol[cm->table->slots[slot].listener % CONNMGR_LISTENERS_MAX]);
     c->options = c->protocol->options;
     c->heard_ns = clock_ns();
     memset(r, 0, sizeof(*r)); /* the slot is nobody's until uid is stored */
     r->in_base = in;
     r->out_base = out;
-    r->protocol = cm->table->slots[slot].protocol;
+    r->protocol = c->speaks;
     r->transport = cm->table->slots[slot].transport;
     conn_set_phase(cm, c, PHASE_OPENING);
     redo_put(&cm->port.redo, &r->uid, uid);

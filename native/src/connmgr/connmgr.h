@@ -336,15 +336,6 @@ API int connmgr_socket(const struct connmgr *cm, uint32_t slot, uint64_t *ret_ui
 struct connmgr_event *connmgr_event(struct connmgr *cm, uint32_t type, const struct conn *c, int code);
 int connmgr_epoll(int epoll, int fd, uint32_t events, uint32_t tag); /* adds or changes */
 void connmgr_ask(struct connmgr *cm, struct conn *c, uint8_t what);
-/* What its listener says about it. */
-static inline void connmgr_set_listener(const struct connmgr *cm, struct conn *c)
-{
-    uint32_t listener = cm->table->slots[c->slot].listener % CONNMGR_LISTENERS_MAX;
-
-    c->slow = cm->conf.slow[listener];
-    c->speaks = cm->conf.protocol[listener];
-    c->protocol = protocols[c->speaks];
-}
 
 void input_read(struct connmgr *cm, struct conn *c);
 void input_receive(struct connmgr *cm, struct conn *c); /* the same, after input_place */

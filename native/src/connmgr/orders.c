@@ -53,7 +53,7 @@ static void sub_gone(struct connmgr *cm, const struct order_sub *o)
         subtable_free(cm, sub);
 }
 
-/* The router has no room for it. With the step of the batch: a PONG behind it must not come first. */
+/* The router has no room for it. With the step of the batch: an answer behind it must not come first. */
 static void sub_refused(struct connmgr *cm, const struct order_sub *o)
 {
     uint32_t sub = (uint32_t)o->sub;

@@ -27,7 +27,7 @@ int connmgr_load(struct connmgr *cm)
         c->in_pos = r->in_pos;
         c->end = r->out_end;
         c->dropped = r->dropped;
-        connmgr_set_listener(cm, c);
+        conn_set_listener(cm, c, r->protocol);
         c->heard_ns = cm->now_ns;
         if (r->out_head) {
             c->head = (uint32_t)r->out_head - 1;
