@@ -96,6 +96,7 @@ class Rig:
             write_deadline_ns=int(limits.write_deadline_s * 1e9),
             ping_interval_ns=int(limits.ping_interval_s * 1e9),
             ping_max=limits.ping_max,
+            name_answer_ns=int(limits.name_answer_s * 1e9),
             max_messages_s=limits.max_messages_per_s,
             max_bytes_s=limits.max_bytes_per_s,
             rate_closes=limits.rate_action == "close",

@@ -94,6 +94,7 @@ class Connmgr(role.Role):
             write_deadline_ns=int(limits.write_deadline_s * 1e9),
             ping_interval_ns=int(limits.ping_interval_s * 1e9),
             ping_max=limits.ping_max,
+            name_answer_ns=int(limits.name_answer_s * 1e9),
             spin_ns=config.latency.spin_ns,
             spin_adaptive=config.latency.spin_adaptive,
             flow_leases=config.latency.flow_leases,

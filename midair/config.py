@@ -118,6 +118,7 @@ class Limits:
     write_deadline_s: Annotated[float, number(0.01, 86400)] = 10.0
     ping_interval_s: Annotated[float, number(0.01, 86400)] = 120.0
     ping_max: Annotated[int, integer(1, 1000)] = 2
+    name_answer_s: Annotated[float, number(0, 86400)] = 3.0  # 0: a name stays with who has it
     slow_consumer: SlowConsumer = "disconnect"
     max_messages_per_s: Annotated[int, integer(0, 10**9)] = 0  # from one connection; 0: no limit
     max_bytes_per_s: Annotated[int, size(0, 64 * GIB)] = 0  # from one connection; 0: no limit

@@ -41,6 +41,7 @@ REASONS = (
     "maximum rate exceeded",
     "client name taken",
     "slow consumer (no room for output)",
+    "replaced by a client of the same name",
 )
 assert len(REASONS) == lib.CLOSE_REASONS
 PROTOCOL: int = lib.CLOSE_PROTOCOL

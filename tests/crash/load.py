@@ -301,6 +301,7 @@ ROLES: dict[str, Callable[[Load], Awaitable[None]]] = {
     "sessions": lambda load: modes.sessions(load),
     "comings": lambda load: modes.comings(load),
     "names": lambda load: modes.names(load),
+    "silent": lambda load: modes.silent(load),
 }
 
 

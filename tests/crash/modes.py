@@ -25,6 +25,7 @@ PATIENCE_S = 20.0  # a server that is killed again and again takes less
 END, EXPIRED, NOBODY = b"204 End", b"408 Expired", b"503"
 GONE, REQUESTER_GONE = b"410 Responder Gone", b"410 Requester Gone"
 NO_SESSION, TAKEN = b"410 No Session", b"-ERR 'Client Name Taken'"
+REPLACED = b"-ERR 'Connection Replaced'"
 
 
 def hpub(subject: bytes, reply: bytes, body: bytes, **headers: str) -> bytes:
@@ -276,11 +277,12 @@ async def names(load: Load) -> None:
         await client.sync()
         expect("comes", event(await arrival(watcher, "presence")), "up")
         second = await load.open(hello)
-        try:
-            await second.sync()
-            raise BrokenPromise("two clients have the same name")
-        except BrokenPromise:
-            expect("the second", second.errors, [TAKEN])
+        async with serving(answer(client)):
+            try:
+                await second.sync()
+                raise BrokenPromise("two clients have the same name")
+            except BrokenPromise:
+                expect("the second", second.errors, [TAKEN])
         await second.close()
         reply = b"in.%d" % load.seed
         await watcher.send(b"PUB _midair.clients %s 0\r\n\r\n" % reply)
@@ -298,6 +300,30 @@ async def names(load: Load) -> None:
         await watcher.send(b"PUB _midair.ipc.%s %s 1\r\nx\r\n" % (name, reply))
         expect("gone", await take(watcher, 1), [NOBODY])
         load.count("names")
+
+
+async def answer(client: Client) -> None:
+    """Answers the PINGs of somebody who asks for its name."""
+    while True:
+        expect("nobody calls it", await client.message(), None)
+
+
+async def silent(load: Load) -> None:
+    """A client that says nothing loses its name to the next one that asks for it, once."""
+    hello = CONNECT.replace(b'"name":"crash"', b'"name":"ipc:silent.%d"' % load.seed)
+    old = await load.open(hello)
+    await old.sync()
+    while not load.stopping.is_set():
+        new = await load.open(hello)
+        expect("the new one", (await new.sync(), new.errors), ([], []))
+        try:
+            while True:
+                await old.message()
+        except BrokenPromise:
+            expect("the old one", old.errors, [REPLACED])
+        await old.close()
+        old = new
+        load.count("replaced")
 
 
 def event(message: Message) -> str:

@@ -28,6 +28,7 @@ CONFIG = """
 max_payload = "4MiB"
 max_pending = "256KiB"
 slow_consumer = "backpressure"
+name_answer_s = 4
 [connmgr]
 arena_bytes = "64MiB"
 [manager]

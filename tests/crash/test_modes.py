@@ -233,7 +233,7 @@ def test_ipc(server: Instance, strike: Strike) -> None:
 
 # ---- every mode at once, by processes of their own -----------------------------------------------
 
-ROLES = ("requests", "sessions", "comings", "names")
+ROLES = ("requests", "sessions", "comings", "names", "silent")
 
 
 def test_all_modes_under_load(server: Instance, strike: Strike) -> None:

@@ -82,4 +82,9 @@ CRASH_POINT(MODE_EXPIRED, "mode.expired", "router")            /* past its deadl
 CRASH_POINT(NAME_GIVEN, "name.given", "router")                /* name stored, watchers told, not committed */
 CRASH_POINT(NAME_DROPPED, "name.dropped", "router")            /* a name was given up */
 CRASH_POINT(CLIENTS_PAGE, "name.page", "router")               /* a page of the list, not committed */
+CRASH_POINT(NAME_ASKED, "name.asked", "router")                /* the holder of a name is asked, not committed */
+CRASH_POINT(NAME_QUESTION, "name.question", "connmgr")         /* its PING is appended, not committed */
+CRASH_POINT(NAME_KEPT, "name.kept", "connmgr")                 /* it has answered, not committed */
+CRASH_POINT(NAME_REPLACED, "name.replaced", "connmgr")         /* it has not, and was told; the name is not free */
+CRASH_POINT(NAME_OPENED, "name.opened", "connmgr")             /* the name is given, not committed */
 CRASH_POINT(NAME_REFUSED, "name.refused", "connmgr")           /* told that it is taken, router not asked to close */

@@ -33,7 +33,7 @@ static const uint8_t follows[PHASES] = {
     [PHASE_NONE] = 1 << PHASE_OPENING,
     [PHASE_OPENING] = 1 << PHASE_GREETED | 1 << PHASE_CLOSING, /* nothing was said yet: there is no lingering */
     [PHASE_GREETED] = 1 << PHASE_OPEN | 1 << PHASE_LINGER | 1 << PHASE_CLOSING,
-    [PHASE_OPEN] = 1 << PHASE_LINGER | 1 << PHASE_CLOSING,
+    [PHASE_OPEN] = 1 << PHASE_GREETED | 1 << PHASE_LINGER | 1 << PHASE_CLOSING, /* GREETED: it asks for a name */
     [PHASE_LINGER] = 1 << PHASE_CLOSING,
     [PHASE_CLOSING] = 1 << PHASE_NONE,
 };
@@ -61,6 +61,8 @@ void conn_load(struct conn *c, uint64_t word)
     c->options = (uint32_t)word & 0xff00u & ~(uint32_t)CONN_AWAITING;
     c->reason = (uint8_t)(word >> CONN_REASON_SHIFT);
     unread_set(c, word & CONN_AWAITING ? UNREAD_ANSWER : 0);
+    if (c->phase == PHASE_GREETED && c->options & CONN_CONNECTED)
+        unread_set(c, UNREAD_NAME);
 }
 
 /* The process ends before a transition that is not in the table is recorded: its successor finds the phase
@@ -148,6 +150,7 @@ static const uint8_t told_as[CLOSE_REASONS] = {
     [CLOSE_SUBSCRIPTIONS] = REFUSED_SUBSCRIPTIONS,
     [CLOSE_RATE] = REFUSED_RATE,
     [CLOSE_NAME_TAKEN] = REFUSED_NAME,
+    [CLOSE_REPLACED] = REFUSED_REPLACED,
 };
 
 static int is_told(const struct conn *c) { return told_as[c->reason] && c->served; }
@@ -341,8 +344,10 @@ int connmgr_connected(struct connmgr *cm, uint32_t slot, uint64_t uid, uint32_t 
     c->at += (uint32_t)f->bytes;
     c->len -= (uint32_t)f->bytes;
     c->in_pos += f->bytes;
-    if (c->phase == PHASE_GREETED)
-        conn_set_phase(cm, c, PHASE_OPEN);
+    uint32_t phase = name_len ? PHASE_GREETED : PHASE_OPEN; /* whether it has the name is the router's to say */
+
+    if (c->phase != phase)
+        conn_set_phase(cm, c, phase);
     else
         conn_put_phase(cm, c);
     if (options & CONN_VERBOSE)
@@ -350,8 +355,8 @@ int connmgr_connected(struct connmgr *cm, uint32_t slot, uint64_t uid, uint32_t 
     input_commit(cm, c);
     CRASH(CONNECT_TAKEN);
     connmgr_ask(cm, c, ASK_READY);
-    if (name_len) /* whether it may be called that is known before its first FRAME_PING is answered */
-        refer_due(cm);
+    if (name_len)
+        unread_set(c, UNREAD_NAME);
     unread_clear(cm, c, UNREAD_DECISION);
     if (c->len)
         input_parse(cm, c);

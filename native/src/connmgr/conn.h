@@ -34,7 +34,8 @@ API enum close_reason {
     CLOSE_RATE = 10,          /* it sends more than it may */
     CLOSE_NAME_TAKEN = 11,    /* its name is that of another client, which is alive */
     CLOSE_SLOW_ROOM = 12,     /* no room for output was left, and most of it waited for this one */
-    CLOSE_REASONS = 13,
+    CLOSE_REPLACED = 13,      /* it did not answer, and another client asked for its name */
+    CLOSE_REASONS = 14,
 };
 
 /* Why a connection is not read now: bits of conn.unread. */
@@ -45,10 +46,11 @@ enum unread {
     UNREAD_ROOM = 8,      /* no room for what it says: it waits in a list (stalled.c) */
     UNREAD_RATE = 16,     /* it sent more than it may (unread.c) */
     UNREAD_CONSUMER = 32, /* it publishes to a consumer that has too much waiting (unread.c, slow.c) */
+    UNREAD_NAME = 64,     /* whether the name it asks for is its own is not known yet (names.c) */
 };
 #define UNREAD_HELD (UNREAD_RATE | UNREAD_CONSUMER) /* it is in the list of unread.c */
 /* Its next frame must not be looked at, even if it lies here already. */
-#define UNREAD_FRAMES (UNREAD_PHASE | UNREAD_DECISION | UNREAD_ANSWER)
+#define UNREAD_FRAMES (UNREAD_PHASE | UNREAD_DECISION | UNREAD_ANSWER | UNREAD_NAME)
 
 void conn_reset(struct conn *c, uint32_t slot);
 /* What its listener says about it, and the number of the protocol that it spoke from the beginning. */

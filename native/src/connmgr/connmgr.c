@@ -393,6 +393,8 @@ void connmgr_tick(struct connmgr *cm)
             c->heard_ns = now;
             c->pings = 0;
         }
+        if (c->name_asked || c->unread & UNREAD_NAME)
+            names_tick(cm, c);
         if (c->phase == PHASE_LINGER && now - c->linger_since > CONNMGR_DISCARD_NS) {
             conn_end(cm, c, c->reason);
         } else if (c->served && c->writing && c->stuck_since &&

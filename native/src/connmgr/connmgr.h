@@ -10,6 +10,7 @@
  *   conn.c        from adoption to the end of a connection: phases and reasons (conn.h)
  *   input.c       recv in place
  *   unread.c      why a connection is not read; those that wait for their rate or for a consumer
+ *   names.c       clients that ask for a name another one has
  *   stalled.c     connections that wait for room, in order
  *   slow.c        consumers that do not read
  *   frames.c      frames to references
@@ -86,7 +87,7 @@ API struct connmgr_event {
     const char *data;
 };
 
-enum ask { ASK_OPEN = 1, ASK_READY = 2, ASK_CLOSE = 4 };
+enum ask { ASK_OPEN = 1, ASK_READY = 2, ASK_CLOSE = 4, ASK_KEPT = 8 };
 
 /* What happens to a consumer with more than max_pending bytes waiting for it; whatever it is,
  * one that takes nothing for write_deadline_ns is told and closed. */
@@ -108,6 +109,7 @@ API struct connmgr_conf {
     uint64_t max_pending;       /* bytes */
     uint64_t write_deadline_ns, ping_interval_ns;
     uint32_t ping_max;
+    uint64_t name_answer_ns;    /* the holder of a name has this long to answer when another asks; 0: ever */
     uint32_t spin_adaptive;
     uint64_t spin_ns;           /* see spin.h */
     uint32_t flow_leases;       /* 1: decisions of the router are repeated (flow.c) */
@@ -184,6 +186,13 @@ struct conn {
     uint64_t consumer_uid;
     uint64_t heard_ns;    /* last bytes from the client */
     uint32_t pings;       /* unanswered */
+    uint8_t name_asked;   /* another client asks for its name: see `question` */
+    struct name_question { /* see names.c */
+        uint64_t since_ns;    /* when the PING was appended, */
+        uint64_t end, sent;   /* its end in the output, and how much of that the kernel had then */
+        uint64_t asker_uid;
+        uint32_t asker_port, asker;
+    } question;
     uint32_t pass;        /* the last one it was read in */
     uint32_t run;         /* the last one it was a recipient of (deliver.c) */
     /* what it published: see flow.c */
@@ -431,7 +440,14 @@ int modes_recognise(const struct protocol *protocol, const uint8_t *p, const str
 void modes_deliver(struct connmgr *cm, const struct order_mode *o, uint32_t stamp);
 void modes_text(struct connmgr *cm, const struct order_text *o, uint32_t stamp);
 void modes_status(struct connmgr *cm, const struct order_text *o, uint32_t stamp);
-void modes_name_taken(struct connmgr *cm, const struct order_conn *o);
+
+/* Whose a name is. To the one that asks: */
+void names_given(struct connmgr *cm, const struct order_conn *o);
+void names_taken(struct connmgr *cm, const struct order_conn *o);
+/* To the one that has it: the question, and what it said since. */
+void names_asked(struct connmgr *cm, const struct order_name *o);
+void names_heard(struct connmgr *cm, struct conn *c);
+void names_tick(struct connmgr *cm, struct conn *c); /* once a second, of either */
 
 uint32_t subtable_find(struct connmgr *cm, uint32_t conn, const uint8_t *sid, uint32_t len);
 uint32_t subtable_add(struct connmgr *cm, struct conn *c, const uint8_t *sid, uint32_t len, int plain);

@@ -381,6 +381,8 @@ void input_receive(struct connmgr *cm, struct conn *c)
     c->len += (uint32_t)got;
     c->heard_ns = cm->now_ns;
     c->pings = 0;
+    if (c->name_asked)
+        names_heard(cm, c);
     cm->large_reads += got >= CONNMGR_RECV_MIN;
     if (shared)
         cm->fill_at += (uint32_t)got;

@@ -48,10 +48,11 @@
 API enum conn_phase {
     PHASE_NONE = 0,
     PHASE_OPENING = 1, /* adopted, the router has not answered yet */
-    PHASE_OPEN = 2,    /* what it says about itself was accepted */
+    PHASE_OPEN = 2,    /* what it says about itself was accepted, and the name in it is its own */
     PHASE_LINGER = 3,  /* an error was sent: what waits is written, nothing is read */
     PHASE_CLOSING = 4, /* the socket is gone, the router's word is awaited */
-    PHASE_GREETED = 5, /* greeted; served like OPEN, as no client has to say who it is yet */
+    PHASE_GREETED = 5, /* greeted; served like OPEN, as no client has to say who it is yet. With
+                        * CONN_CONNECTED: what it said was accepted but for its name (names.c) */
     PHASES = 6,
 };
 #define CONN_REASON_SHIFT 16 /* PHASE_LINGER: bits 16 to 23 say why, enum close_reason of conn.h */

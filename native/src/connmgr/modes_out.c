@@ -1,8 +1,7 @@
 /* modes_out: what the router orders for the modes becomes bytes for clients (docs/modes.md).
  *
  * The structure: none of its own. ORDER_MODE is a delivery with another subject or reply than was
- *               published, ORDER_STATUS a message of the router itself, ORDER_NAME_TAKEN the end
- *               of a connection whose name is somebody else's.
+ *               published, ORDER_STATUS a message of the router itself.
  * Written by:   the connmgr, past committed lengths, within the step of a batch of orders (J5).
  * Invariants:   those of orders.c. A request past its deadline is not delivered; the router, which
  *               has the same clock, tells whoever asked.
@@ -88,13 +87,4 @@ void modes_text(struct connmgr *cm, const struct order_text *o, uint32_t stamp)
                                     .body = raw + t->header_len, .body_len = t->body_len, .raw = raw,
                                     .raw_len = t->header_len < OWN_HEADERS_MAX ? t->header_len : OWN_HEADERS_MAX},
                stamp);
-}
-
-/* With the step of the batch: the answer to its FRAME_PING must not come before. */
-void modes_name_taken(struct connmgr *cm, const struct order_conn *o)
-{
-    struct conn *c = &cm->conns[o->conn];
-
-    if (c->uid == o->uid && c->served)
-        conn_end(cm, c, CLOSE_NAME_TAKEN);
 }

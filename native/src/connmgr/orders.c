@@ -115,7 +115,13 @@ static void apply(struct connmgr *cm, const struct order *o, uint32_t stamp)
         modes_status(cm, (const struct order_text *)o, stamp);
         return;
     case ORDER_NAME_TAKEN:
-        modes_name_taken(cm, (const struct order_conn *)o);
+        names_taken(cm, (const struct order_conn *)o);
+        return;
+    case ORDER_NAME_GIVEN:
+        names_given(cm, (const struct order_conn *)o);
+        return;
+    case ORDER_NAME_ASKED:
+        names_asked(cm, (const struct order_name *)o);
         return;
     case ORDER_REFUSED:
         sub_refused(cm, (const struct order_sub *)o);

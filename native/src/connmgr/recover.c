@@ -104,7 +104,6 @@ int connmgr_start(struct connmgr *cm)
     cm->port.recovering = 1;
     for (uint32_t slot = 0; slot < j->conns_high; slot++) {
         struct conn *c = &cm->conns[slot];
-        const struct conn_rec *r = &cm->recs[slot];
 
         output_resume(cm, c);
         if (c->phase == PHASE_CLOSING) {
@@ -126,8 +125,6 @@ int connmgr_start(struct connmgr *cm)
             }
             if (c->options & CONN_CONNECTED)
                 connmgr_ask(cm, c, ASK_READY);
-            if (r->name[0])
-                refer_due(cm); /* as connmgr_connected() does */
             output_write(cm, c);
             slow_recover(cm, c);
             unread_clear(cm, c, UNREAD_PHASE);

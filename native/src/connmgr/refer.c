@@ -1,5 +1,6 @@
 /* refer: the references that are not of messages, and those no client frame brings. See refer.h. */
 #include "connmgr/refer.h"
+#include "base/crash.h"
 
 void refer_mode(struct connmgr *cm, const struct conn *c, uint64_t handle, uint32_t size, uint8_t flags,
                 const struct refer_texts *t, const struct ref_mode *mode)
@@ -77,6 +78,17 @@ static void refer_close(struct connmgr *cm, const struct conn *c)
     *r = (struct ref_close){.type = REF_CLOSE, .bytes = sizeof(*r), .conn = c->slot, .uid = c->uid};
 }
 
+static void refer_name_kept(struct connmgr *cm, const struct conn *c)
+{
+    const struct name_question *q = &c->question;
+    struct ref_name_kept *r = batch_out_append(&cm->refs, sizeof(*r), cm->now_ns);
+
+    *r = (struct ref_name_kept){.type = REF_NAME_KEPT, .asker_len = sizeof(*r) - REF_BYTES_MIN, .bytes = sizeof(*r),
+                                .conn = c->slot, .asker = q->asker, .uid = c->uid, .asker_port = q->asker_port,
+                                .asker_uid = q->asker_uid};
+    CRASH(NAME_KEPT);
+}
+
 /* The first thing that the connection has to ask; what a closed one still had to is forgotten. */
 static void refer_asked(struct connmgr *cm, struct conn *c)
 {
@@ -86,9 +98,12 @@ static void refer_asked(struct connmgr *cm, struct conn *c)
     } else if (c->asked & ASK_OPEN) {
         refer_open(cm, c);
         c->asked &= (uint8_t)~ASK_OPEN;
-    } else {
+    } else if (c->asked & ASK_READY) {
         refer_ready(cm, c);
         c->asked &= (uint8_t)~ASK_READY;
+    } else {
+        refer_name_kept(cm, c);
+        c->asked = 0;
     }
 }
 

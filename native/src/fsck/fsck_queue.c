@@ -61,7 +61,7 @@ static uint32_t order_size(const struct fsck *f, const struct order *o)
     const struct order_text *text = (const void *)o;
     const struct order_run *run = (const void *)o;
 
-    if (type < ORDER_DELIVER || type > ORDER_STATUS ||
+    if (type < ORDER_DELIVER || type > ORDER_LAST ||
         (o->type & ORDER_MORE && type != ORDER_DELIVER && type != ORDER_MODE) ||
         (type == ORDER_MODE && mode->rest < ORDER_MODE_REST) ||
         (type == ORDER_TEXT && (text->written < sizeof(struct order_written) || text->written > BATCH_RECORD_MAX)) ||
@@ -91,6 +91,8 @@ static uint32_t ref_text(const struct ref *r)
         return u->max_len == sizeof(u->max) ? u->max_len : UINT32_MAX;
     case REF_HOLD:
         return ((const struct ref_hold *)r)->port_len;
+    case REF_NAME_KEPT:
+        return ((const struct ref_name_kept *)r)->asker_len;
     case REF_OPEN:
         return ((const struct ref_open *)r)->ip_len;
     case REF_READY:

@@ -77,6 +77,7 @@ API enum refusal {
     REFUSED_SLOW = 12,
     REFUSED_NAME = 13,        /* its name is taken */
     REFUSED_CONNECTIONS = 14,
+    REFUSED_REPLACED = 15,    /* it was silent, and another client has its name now */
 };
 #define REFUSALS 9 /* counted ones, and 0 for none */
 

@@ -54,6 +54,14 @@ void instruct_sub(struct router *rt, uint32_t connmgr, enum order_type type, uin
         (struct order_sub){.type = (uint8_t)type, .conn = conn, .sub = sub};
 }
 
+void instruct_name_asked(struct router *rt, uint32_t connmgr, uint32_t holder, uint64_t holder_uid, uint32_t from,
+                         const struct ref_ready *r)
+{
+    *(struct order_name *)instruct_append(rt, connmgr, sizeof(struct order_name), 0) =
+        (struct order_name){.type = ORDER_NAME_ASKED, .asker_port = (uint16_t)from, .conn = holder, .uid = holder_uid,
+                            .asker_uid = r->uid, .asker = r->conn};
+}
+
 void instruct_hold(struct router *rt, uint32_t connmgr, const struct ref_hold *r)
 {
     *(struct order_hold *)instruct_append(rt, connmgr, sizeof(struct order_hold), 0) =

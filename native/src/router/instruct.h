@@ -68,10 +68,13 @@ struct order *instruct_mode(struct router *rt, uint32_t connmgr, uint32_t sub, u
 
 /* ---- about connections and subscriptions ---- */
 
-/* ORDER_OPENED, ORDER_PASSED, ORDER_CLOSED, ORDER_NAME_TAKEN */
+/* ORDER_OPENED, ORDER_PASSED, ORDER_CLOSED, ORDER_NAME_TAKEN, ORDER_NAME_GIVEN */
 void instruct_conn(struct router *rt, uint32_t connmgr, enum order_type type, uint32_t conn, uint64_t uid);
 /* ORDER_UNSUBSCRIBED, ORDER_REFUSED; `sub`: slot | epoch << 32 */
 void instruct_sub(struct router *rt, uint32_t connmgr, enum order_type type, uint32_t conn, uint64_t sub);
+/* The holder of a name is asked whether it is alive, because another connection (of connmgr `from`) wants it. */
+void instruct_name_asked(struct router *rt, uint32_t connmgr, uint32_t holder, uint64_t holder_uid, uint32_t from,
+                         const struct ref_ready *r);
 void instruct_hold(struct router *rt, uint32_t connmgr, const struct ref_hold *r);
 
 /* ---- what the router itself says ---- */

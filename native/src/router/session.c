@@ -249,6 +249,9 @@ int session_handle(struct router *rt, uint32_t from, const struct ref *r)
     case REF_HOLD:
         pass_hold(rt, (const struct ref_hold *)r);
         break;
+    case REF_NAME_KEPT:
+        modes_name_kept(rt, (const struct ref_name_kept *)r);
+        break;
     default:
         return -EBADMSG;
     }

@@ -26,6 +26,7 @@ enum ref_type {
     REF_UNSUBSCRIBE = 6, /* ref_unsubscribe */
     REF_PING = 7,        /* ref_ping: when ORDER_PASSED answers it, everything said before it has been routed */
     REF_HOLD = 8,        /* ref_hold: who publishes to a crowded consumer is to wait */
+    REF_NAME_KEPT = 9,   /* ref_name_kept: the holder of a name is alive, who asked for it cannot have it */
 };
 enum ref_flags {
     REF_REPLY = 2,         /* REF_MESSAGE: it has a reply subject */
@@ -127,6 +128,16 @@ struct ref_hold {
     uint64_t uid;           /* of the consumer */
     uint64_t publisher_port; /* connmgr of the publisher */
 };
+struct ref_name_kept {
+    uint8_t type, flags;
+    uint16_t asker_len, pad; /* always 16 */
+    uint16_t bytes;
+    uint32_t conn;           /* the holder of the name */
+    uint32_t asker;          /* slot of the connection that asked for it */
+    uint64_t uid;            /* of the holder */
+    uint64_t asker_port;     /* connmgr of the asker */
+    uint64_t asker_uid;
+};
 
 #define REF_FITS(type, second)                                                                            \
     _Static_assert(sizeof(struct type) >= REF_BYTES_MIN && offsetof(struct type, flags) == 1 &&           \
@@ -141,6 +152,8 @@ REF_FITS(ref_subscribe, sub);
 REF_FITS(ref_unsubscribe, sub);
 REF_FITS(ref_ping, uid);
 REF_FITS(ref_hold, uid);
+REF_FITS(ref_name_kept, uid);
+_Static_assert(sizeof(struct ref_name_kept) == 40, "frozen wire layout");
 _Static_assert(offsetof(struct ref, bytes) == 6 && offsetof(struct ref, conn) == 8, "frozen wire layout");
 _Static_assert(offsetof(struct ref_message, subject_len) == 2 && offsetof(struct ref_message, reply_len) == 4 &&
                    offsetof(struct ref_message, size) == 12 && offsetof(struct ref_message, text) == 24, "frozen wire layout");
@@ -218,10 +231,13 @@ enum order_type {
     ORDER_HOLD = 9,          /* order_hold */
     ORDER_MODE = 10,         /* order_mode */
     ORDER_TEXT = 11,         /* order_text, then order_written: of a router of the release before */
-    ORDER_NAME_TAKEN = 12,   /* order_conn: its name is somebody else's */
+    ORDER_NAME_TAKEN = 12,   /* order_conn: its name is that of another client, which is alive */
     ORDER_TRACE = 13,        /* order_trace: about the orders after it (trace.h) */
     ORDER_RUN = 14,          /* order_run */
     ORDER_STATUS = 15,       /* order_text, then order_said: a message of the router's own */
+    ORDER_NAME_GIVEN = 16,   /* order_conn: the name it asked for is its own */
+    ORDER_NAME_ASKED = 17,   /* order_name: another client asks for the name of this one: is it alive? */
+    ORDER_LAST = ORDER_NAME_ASKED,
 };
 #define ORDER_MORE 0x80 /* in type: further recipients of this message follow for this connmgr */
 
@@ -270,11 +286,20 @@ struct order_opened {
     uint64_t uid;
     char text[];
 };
-struct order_conn { /* orders about a connection: PASSED, CLOSED, NAME_TAKEN */
+struct order_conn { /* orders about a connection: PASSED, CLOSED, NAME_TAKEN, NAME_GIVEN */
     uint8_t type, limit;
     uint16_t pad;
     uint32_t conn; /* slot */
     uint64_t uid;
+};
+struct order_name {
+    uint8_t type, limit;
+    uint16_t asker_port; /* connmgr of who asks */
+    uint32_t conn;       /* slot of the holder */
+    uint64_t uid;        /* of the holder */
+    uint64_t asker_uid;
+    uint32_t asker;      /* slot of who asks */
+    uint32_t pad;
 };
 struct order_sub { /* orders about a subscription: UNSUBSCRIBED, REFUSED */
     uint8_t type, limit;
@@ -362,6 +387,7 @@ ORDER_FITS(order_no_responders, sub, handle, 16);
 ORDER_FITS(order_opened, conn, uid, 16);
 ORDER_FITS(order_conn, conn, uid, 16);
 ORDER_FITS(order_sub, conn, sub, 16);
+ORDER_FITS(order_name, conn, uid, 32);
 ORDER_FITS(order_hold, publisher, consumer_uid, 24);
 ORDER_FITS(order_mode, sub, handle, 32);
 ORDER_FITS(order_text, written, pad, 16);
@@ -395,6 +421,8 @@ static inline uint32_t order_bytes(const struct order *o)
         return order_run_bytes(((const struct order_run *)o)->recipients);
     case ORDER_HOLD:
         return sizeof(struct order_hold);
+    case ORDER_NAME_ASKED:
+        return sizeof(struct order_name);
     case ORDER_OPENED:
         return ORDER_BYTES_MIN + batch_pad(((const struct order_opened *)o)->text_len);
     case ORDER_MODE:

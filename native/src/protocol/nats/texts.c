@@ -16,6 +16,7 @@ static const char *const texts[] = {
     [REFUSED_SLOW] = "Slow Consumer",
     [REFUSED_NAME] = "Client Name Taken",
     [REFUSED_CONNECTIONS] = "maximum connections exceeded",
+    [REFUSED_REPLACED] = "Connection Replaced",
 };
 
 const char *nats_text(int refusal)

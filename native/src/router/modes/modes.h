@@ -69,6 +69,7 @@ void modes_start(struct router *rt);
 /* A message with REF_MODE, as route_message(). */
 int modes_message(struct router *rt, uint32_t from, const struct ref_message *r, uint64_t hash);
 /* REF_READY of a client that has a name. 1: done, also when it was refused; 0: no room. */
+void modes_name_kept(struct router *rt, const struct ref_name_kept *r);
 int modes_name(struct router *rt, uint32_t from, const struct ref_ready *r);
 /* A connection is over: everything it asked or was asked is settled, in steps. 0: no room. */
 int modes_close(struct router *rt, uint32_t from, const struct ref_close *r);

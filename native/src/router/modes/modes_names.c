@@ -6,6 +6,9 @@
  *               the step that tells the watchers.
  * Invariants:   no two used records have the same text. A used record's connection has a session
  *               with its uid.
+ * A name that another client has: its connmgr is asked whether that client is alive (names.c of the connmgr).
+ * Nothing is kept about it here: who asks for a name asks again until it is told. When clients have
+ * credentials, whether both have the same is compared before that.
  * After a crash: the name is there and its watchers are told, or neither; then REF_READY, or
  *               REF_CLOSE, is handled again. A list of clients goes on after `listed`.
  */
@@ -131,6 +134,26 @@ static int room_for_watchers(struct router *rt, uint32_t from, const char *name,
 
 /* ---- names come and go ---- */
 
+/* If there is no room for the question now, who asks will ask again. */
+static void ask_holder(struct router *rt, uint32_t holder, uint32_t from, const struct ref_ready *r)
+{
+    uint32_t connmgr = (uint32_t)(routing_sessions(rt->seg)[holder].word >> 32);
+
+    if (!router_room(rt, connmgr, 1))
+        return;
+    instruct_name_asked(rt, connmgr, holder, routing_names(rt->seg)[holder].uid, from, r);
+    CRASH(NAME_ASKED);
+}
+
+/* The holder has answered. Without room, the same goes for the answer. */
+void modes_name_kept(struct router *rt, const struct ref_name_kept *r)
+{
+    if (r->asker_port >= rt->conf.connmgrs || !router_room(rt, (uint32_t)r->asker_port, 1))
+        return;
+    instruct_conn(rt, (uint32_t)r->asker_port, ORDER_NAME_TAKEN, r->asker, r->asker_uid);
+    rt->stats.names_refused++;
+}
+
 int modes_name(struct router *rt, uint32_t from, const struct ref_ready *r)
 {
     struct mode_name *n = &routing_names(rt->seg)[r->conn];
@@ -139,13 +162,16 @@ int modes_name(struct router *rt, uint32_t from, const struct ref_ready *r)
         return 1;
     if (rt->seg->names_high <= r->conn)
         rt->seg->names_high = r->conn + 1;
-    if (n->word & MODE_USED)
-        return 1; /* said again after a crash of its connmgr */
+    if (n->word & MODE_USED) { /* said again after a crash of its connmgr */
+        instruct_conn(rt, from, ORDER_NAME_GIVEN, r->conn, r->uid);
+        return 1;
+    }
     if (!room_for_watchers(rt, from, r->name, r->name_len))
         return 0;
-    if (modes_find_name(rt, r->name, r->name_len) != ROUTER_NONE) {
-        instruct_conn(rt, from, ORDER_NAME_TAKEN, r->conn, r->uid);
-        rt->stats.names_refused++;
+    uint32_t holder = modes_find_name(rt, r->name, r->name_len);
+
+    if (holder != ROUTER_NONE) {
+        ask_holder(rt, holder, from, r);
         return 1;
     }
     n->uid = r->uid;
@@ -153,6 +179,7 @@ int modes_name(struct router *rt, uint32_t from, const struct ref_ready *r)
     redo_put(&rt->redo, &n->word, MODE_USED | r->name_len);
     rt->stepping = 1;
     tell_watchers(rt, r->name, r->name_len, r->uid, ",\"event\":\"up\"}");
+    instruct_conn(rt, from, ORDER_NAME_GIVEN, r->conn, r->uid);
     CRASH(NAME_GIVEN);
     router_commit_at(rt, from, router_at(rt, from, r) + r->bytes);
     modes_hash_name(rt, r->conn);
