@@ -310,7 +310,7 @@ async def answer(client: Client) -> None:
 
 async def silent(load: Load) -> None:
     """A client that says nothing loses its name to the next one that asks for it, once."""
-    hello = CONNECT.replace(b'"name":"crash"', b'"name":"ipc:silent.%d"' % load.seed)
+    hello = wire_nats.connect(name=f"ipc:silent.{load.seed}")
     old = await load.open(hello)
     await old.sync()
     while not load.stopping.is_set():

@@ -43,7 +43,7 @@ def test_a_subscription_that_the_router_has_no_room_for_is_told(
             full.send(b"".join(b"SUB full.%d %d\r\n" % (n, n) for n in range(5000)) + b"PING\r\n")
             said = full.to_end()
             assert said == b"-ERR 'maximum subscriptions exceeded'\r\n"
-        with closing(Stream(instance.host, instance.port)) as other:  # its subscriptions are gone with it
+        with closing(Stream(instance.host, instance.port)) as other:  # what it had is gone
             other.sub(b"full.1", b"1")
             assert other.sync() == []
     finally:

@@ -45,6 +45,7 @@ def test_every_value_can_be_written_and_read_back() -> None:
         write_deadline_s = 0.5
         ping_interval_s = 3
         ping_max = 7
+        name_answer_s = 4
         slow_consumer = "backpressure"
         max_messages_per_s = 1000
         max_bytes_per_s = "1MiB"
