@@ -57,6 +57,7 @@ class Refusal(enum.IntEnum):
     SLOW = lib.REFUSED_SLOW
     NAME = lib.REFUSED_NAME
     CONNECTIONS = lib.REFUSED_CONNECTIONS
+    REPLACED = lib.REFUSED_REPLACED
 
 
 class Limits(NamedTuple):
