@@ -81,7 +81,7 @@ static void refer_close(struct connmgr *cm, const struct conn *c)
 static void refer_name_kept(struct connmgr *cm, const struct conn *c)
 {
     const struct name_question *q = &c->question;
-    struct ref_name_kept *r = batch_out_append(&cm->refs, sizeof(*r), cm->now_ns);
+    struct ref_name_kept *r = batch_out_append(&cm->port.refs, sizeof(*r), cm->now_ns);
 
     *r = (struct ref_name_kept){.type = REF_NAME_KEPT, .asker_len = sizeof(*r) - REF_BYTES_MIN, .bytes = sizeof(*r),
                                 .conn = c->slot, .asker = q->asker, .uid = c->uid, .asker_port = q->asker_port,
