@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from midair import config
-from midair.arguments import positive
+from midair.arguments import checked, number, positive
 from midair.client.commands import DEFAULT_SERVER
 from midair.errors import MidairError, NotRunningError
 from midair.exits import Exit
@@ -60,12 +60,12 @@ def add_command(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     it.add_argument(
-        "--server", default=DEFAULT_SERVER, metavar="HOST:PORT", type=_address,
+        "--server", default=DEFAULT_SERVER, metavar="HOST:PORT", type=checked(_address),
         help=f"default: {DEFAULT_SERVER}",
     )  # fmt: skip
     it.add_argument(
-        "--against", nargs="+", action="extend", default=[], metavar="HOST:PORT", type=_address,
-        help="servers to compare with",
+        "--against", nargs="+", action="extend", default=[], metavar="HOST:PORT",
+        type=checked(_address), help="servers to compare with",
     )  # fmt: skip
     it.add_argument(
         "--scenario", nargs="+", action="extend", metavar="NAME",
@@ -77,7 +77,7 @@ def add_command(commands: Any) -> None:
         help="runs of each; figures are medians (default: %(default)s)",
     )  # fmt: skip
     it.add_argument(
-        "--scale", type=_scale, default=1.0, metavar="X",
+        "--scale", type=number(0, 100), default=1.0, metavar="X",
         help="N times the usual number of messages (default: %(default)g)",
     )  # fmt: skip
     it.add_argument("--json", action="store_true", help="for programs")
@@ -267,16 +267,6 @@ def _report(
 
 def _address(text: str) -> str:
     address = text.removeprefix("nats://").rstrip("/")
-    try:
-        if config.split_address(address)[1] == 0:
-            raise ValueError(f"{text}: port 0 is nobody's")
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+    if config.split_address(address)[1] == 0:
+        raise ValueError(f"{text}: port 0 is nobody's")
     return address
-
-
-def _scale(text: str) -> float:
-    value = float(text)
-    if not 0 <= value <= 100:
-        raise argparse.ArgumentTypeError("0 to 100")
-    return value

@@ -19,8 +19,8 @@ from midair.exits import Exit
 from midair.fsck import command as fsck
 from midair.monitor import commands as look
 from midair.trace import commands as trace_commands
+from midair.up import ask_upgrade, status, upgrade
 from midair.up import command as up
-from midair.up import status, upgrade
 from midair.version import __version__
 
 # Packages that stand on this one and add a command to it, if they are installed.
@@ -91,10 +91,15 @@ def parser() -> argparse.ArgumentParser:
     it.add_argument("--name", metavar="INSTANCE", help="default: server.name, or midair")
     it.add_argument("--host", help="listen on this address only (default: server.listen)")
     it.add_argument("--port", type=arguments.port, help="listen on this port; 0: any free one")
-    it.add_argument("--connmgrs", type=_connmgrs, metavar="N", help="connection managers")
+    it.add_argument(
+        "--connmgrs",
+        type=arguments.integer(1, names.CONNMGRS_MAX),
+        metavar="N",
+        help="connection managers",
+    )
     it.add_argument(
         "--monitor",
-        type=_monitor,
+        type=arguments.checked(_monitor_address),
         metavar="PORT",
         help="serve /healthz, /varz, /connz, /subsz and /metrics on 127.0.0.1:PORT; 0: any free "
         "one; HOST:PORT: elsewhere (default: monitor.listen)",
@@ -182,7 +187,7 @@ def _status(args: argparse.Namespace) -> int:
 
 def _upgrade(args: argparse.Namespace) -> int:
     found = status.find(names.check_instance(args.name))
-    upgrade.run(found, args.target, args.to, args.timeout)
+    ask_upgrade.run(found, args.target, args.to, args.timeout)
     return Exit.OK
 
 
@@ -192,24 +197,14 @@ def _check_config(args: argparse.Namespace) -> int:
     return Exit.OK
 
 
-def _add_name(it: argparse.ArgumentParser) -> None:
-    it.add_argument("--name", metavar="INSTANCE", default="midair", help="default: midair")
-
-
-def _monitor(text: str) -> str:
+def _monitor_address(text: str) -> str:
     address = f"127.0.0.1:{text}" if text.isdecimal() else text
-    try:
-        config.split_address(address)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+    config.split_address(address)
     return address
 
 
-def _connmgrs(text: str) -> int:
-    value = int(text)
-    if not 1 <= value <= names.CONNMGRS_MAX:
-        raise argparse.ArgumentTypeError(f"1 to {names.CONNMGRS_MAX}")
-    return value
+def _add_name(it: argparse.ArgumentParser) -> None:
+    it.add_argument("--name", metavar="INSTANCE", default="midair", help="default: midair")
 
 
 if __name__ == "__main__":

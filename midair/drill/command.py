@@ -15,7 +15,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import IO, Any
 
-from midair import config, names
+from midair import arguments, config, names
 from midair.arguments import positive
 from midair.errors import MidairError, NotRunningError
 from midair.exits import Exit
@@ -46,7 +46,13 @@ def add_command(commands: Any) -> None:
         "broken.",
     )
     it.add_argument("--out", metavar="DIR", default="drill", help="default: drill")
-    it.add_argument("--minutes", type=_minutes, default=2.0, metavar="M", help="default: 2")
+    it.add_argument(
+        "--minutes",
+        type=arguments.number(0.05, 24 * 60),
+        default=2.0,
+        metavar="M",
+        help="default: 2",
+    )
     it.add_argument(
         "--rate",
         type=positive,
@@ -351,13 +357,6 @@ def _report(folder: Path, out: IO[str]) -> None:
     out.flush()
     if done.returncode != 0:
         raise MidairError(f"no report: midair dashboard {folder} ended with {done.returncode}")
-
-
-def _minutes(text: str) -> float:
-    value = float(text)
-    if not 0.05 <= value <= 24 * 60:
-        raise argparse.ArgumentTypeError("0.05 to 1440")
-    return value
 
 
 def _events(text: str) -> list[str]:

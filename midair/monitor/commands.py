@@ -9,7 +9,7 @@ import argparse
 from typing import Any
 
 from midair import names
-from midair.arguments import positive
+from midair.arguments import checked, integer, number, positive
 
 CONN_SORTS = (
     "id",
@@ -41,14 +41,18 @@ def add_commands(commands: Any) -> None:
     _add_instance(it)
     it.add_argument("--once", action="store_true", help="print one page and end")
     it.add_argument(
-        "--interval", type=_interval, default=1.0, metavar="S", help="seconds (default: 1)"
+        "--interval", type=number(0.1, 3600), default=1.0, metavar="S", help="seconds (default: 1)"
     )
     it.set_defaults(run=_top)
 
     it = commands.add_parser("conns", help="list connections")
     it.add_argument("--subject", metavar="PATTERN", help="with a subscription that it covers")
     it.add_argument(
-        "--min-pending", type=_size, default=0, metavar="BYTES", help="at least so much waits"
+        "--min-pending",
+        type=checked(_bytes),
+        default=0,
+        metavar="BYTES",
+        help="at least that many bytes wait",
     )
     _add_filters(it, CONN_SORTS, "id")
     it.set_defaults(run=_conns, command="conns")
@@ -68,11 +72,16 @@ def _add_filters(it: argparse.ArgumentParser, sorts: tuple[str, ...], default: s
     it.add_argument("--id", type=positive, metavar="N", help="of this connection")
     it.add_argument("--client", metavar="GLOB", help="of clients that call themselves like this")
     it.add_argument("--ip", metavar="GLOB", help="of addresses like this: 10.0.*")
-    it.add_argument("--connmgr", type=_index, metavar="N", help="of this connection manager")
+    it.add_argument(
+        "--connmgr",
+        type=integer(0, names.CONNMGRS_MAX - 1),
+        metavar="N",
+        help="of this connection manager",
+    )
     it.add_argument("--sort", choices=sorts, default=default, help=f"default: {default}")
     it.add_argument("--reverse", action="store_true", help="the other way round")
     it.add_argument(
-        "--limit", type=_limit, default=LIMIT, metavar="N", help=f"default: {LIMIT}; 0: all"
+        "--limit", type=integer(0), default=LIMIT, metavar="N", help=f"default: {LIMIT}; 0: all"
     )
     it.add_argument("--json", action="store_true", help="for programs")
 
@@ -99,31 +108,7 @@ def _subs(args: argparse.Namespace) -> int:
     return listing.run_subs(args)
 
 
-def _interval(text: str) -> float:
-    value = float(text)
-    if not 0.1 <= value <= 3600:
-        raise argparse.ArgumentTypeError("0.1 to 3600")
-    return value
-
-
-def _limit(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError("0 or more")
-    return value
-
-
-def _index(text: str) -> int:
-    value = int(text)
-    if not 0 <= value < names.CONNMGRS_MAX:
-        raise argparse.ArgumentTypeError(f"0 to {names.CONNMGRS_MAX - 1}")
-    return value
-
-
-def _size(text: str) -> int:
+def _bytes(text: str) -> int:
     from midair import config
 
-    try:
-        return config.bytes_of(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+    return config.bytes_of(text)

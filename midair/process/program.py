@@ -39,7 +39,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from midair import config, names
+from midair import arguments, config, names
 from midair.errors import ConfigError, MidairError
 from midair.exits import Exit
 from midair.process import events, ipc, sdnotify
@@ -264,7 +264,7 @@ def parser(role: str, indexed: bool, description: str = "") -> argparse.Argument
     result.add_argument(
         "--index",
         metavar="N",
-        type=_index,
+        type=arguments.integer(0, names.CONNMGRS_MAX - 1),
         required=indexed,
         default=None,
         help="which one of its kind" if indexed else argparse.SUPPRESS,
@@ -321,10 +321,3 @@ def _group(text: str) -> int:
         return grp.getgrnam(text).gr_gid
     except KeyError:
         raise argparse.ArgumentTypeError(f"there is no group {text!r}") from None
-
-
-def _index(text: str) -> int:
-    value = int(text)
-    if not 0 <= value < names.CONNMGRS_MAX:
-        raise argparse.ArgumentTypeError(f"0 to {names.CONNMGRS_MAX - 1}")
-    return value

@@ -10,6 +10,7 @@ from midair import names
 from midair.process import events
 from midair.process.runtime import Runtime
 from midair.up.component import Component, Process
+from midair.up.told import Event, Told
 
 
 class History:
@@ -50,25 +51,23 @@ class History:
             component.away_since = 0.0
             self._add(events.BACK, component, process, away_ms=round(away_s * 1e3, 3))
 
-    def upgrade(self, told: dict[str, Any]) -> None:
+    def upgrade(self, told: Told) -> None:
         """What an upgrade tells, in the order in which it does."""
-        event = told.get("event")
-        if "error" in told:
+        if told.event is Event.FAILED:
             who = self._upgrade.get("component", names.MANAGER)
             pid = os.getpid()
-            self._append(events.UPGRADE_FAILED, who, pid, self._generation, error=told["error"])
+            self._append(events.UPGRADE_FAILED, who, pid, self._generation, error=told.why)
             self._upgrade = {}
-        elif event == "starting":
-            self._upgrade = {"component": told["component"], "from": told["old"]}
-            self._upgrade["to"] = told["version"]
+        elif told.event is Event.STARTING:
+            self._upgrade = {"component": told.component, "from": told.old, "to": told.version}
             self._began_at = time.monotonic()
-        elif event == "active":
-            self._upgrade["pause_ms"] = told["ms"]
-            self._upgrade["began_ns"] = time.monotonic_ns() - int(told["ms"] * 1e6)
-        elif event == "upgraded":
-            who = self._upgrade.pop("component", told["component"])
+        elif told.event is Event.ACTIVE:
+            self._upgrade["pause_ms"] = told.ms
+            self._upgrade["began_ns"] = time.monotonic_ns() - int(told.ms * 1e6)
+        elif told.event is Event.UPGRADED:
+            who = self._upgrade.pop("component", told.component)
             took_ms = round((time.monotonic() - self._began_at) * 1e3, 1)
-            pid, stem = told["pid"], who.replace("/", "-")
+            pid, stem = told.pid, who.replace("/", "-")
             generation = events.generation_of(self._runtime, stem, pid)
             self._append(events.UPGRADED, who, pid, generation, **self._upgrade, took_ms=took_ms)
             self._upgrade = {}

@@ -12,10 +12,8 @@ import os
 import selectors
 import signal
 import socket
-import struct
 import time
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -27,11 +25,13 @@ from midair.errors import MidairError
 from midair.exits import Exit
 from midair.process import sdnotify, spawn
 from midair.process.runtime import ACTIVE, Runtime, State, start_ticks
-from midair.up import control, listeners, upgrade
+from midair.up import control, listeners, notices, report, upgrade
 from midair.up import release as releases
 from midair.up.component import Component, Life, Process
 from midair.up.history import History
 from midair.up.release import Release
+from midair.up.roster import Roster, environ_for
+from midair.up.told import ENDS, Event, Told
 from midair.up.upgrade import Upgrade
 from midair.version import __version__
 
@@ -44,16 +44,6 @@ STANDBY_BROKEN_S = 10.0
 # The monitor is looked through, not needed: whatever it does, the instance goes on. Once it
 # has died as often as would end the instance if it were another, it waits this long.
 MONITOR_BROKEN_S = 10.0
-_CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
-
-MODULES = {
-    names.KEEPER: "midair.keeper",
-    names.ROUTER: "router.main",
-    names.CONNMGR: "connmgr.main",
-    names.DISPATCHER: "dispatcher.main",
-    names.MONITOR: "midair.monitor.main",
-    names.TRACER: "midair.trace.tracer",
-}
 
 
 class Manager:
@@ -96,8 +86,9 @@ class Manager:
         actual = conf.listening_on(self.addresses)
         actual = actual.with_("monitor", listen=self.monitor_address)
         config_path = runtime.write("config.toml", actual.for_parts(__version__))
-        self._components = self._make_components(config_path, router_user)
-        self._environ = self._make_environ()
+        self._roster = Roster(conf, runtime, config_path, router_user)
+        self._components = self._roster.make_all(self._clients, self._monitor)
+        self._environ = environ_for(runtime, conf.manager.watchdog_s)
         self._notifier = sdnotify.Notifier()
         self._history = History(runtime, self._write_state())
 
@@ -291,19 +282,7 @@ class Manager:
         reader.recv(4096)
 
     def _read_notify(self, sock: socket.socket) -> None:
-        while True:
-            try:
-                data, ancillary, _, _ = sock.recvmsg(
-                    4096, socket.CMSG_SPACE(_CREDENTIALS.size), socket.MSG_DONTWAIT
-                )
-            except BlockingIOError:
-                return
-            pid = 0
-            for level, kind, payload in ancillary:
-                if level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS:
-                    pid = _CREDENTIALS.unpack(payload[: _CREDENTIALS.size])[0]
-            pairs = (line.partition("=") for line in data.decode(errors="replace").split("\n"))
-            fields = {name: value for name, _, value in pairs}
+        for pid, fields in notices.read(sock):
             for component in self._components:
                 for process in component.processes:
                     if process.pid == pid:
@@ -344,16 +323,19 @@ class Manager:
             for process in component.processes if not want else []:
                 process.retire()
         if want and not found:
-            self._components.append(self._make(names.TRACER, None, []))
+            self._components.append(self._roster.make(names.TRACER))
 
     def _begin_upgrade(self, sock: socket.socket, request: dict[str, Any]) -> None:
         """Starts it, or says why not. It goes on even if the one who asked goes away."""
 
-        def tell(told: dict[str, Any]) -> None:
-            self._log_upgrade(told)
+        def tell(told: Told) -> None:
+            if told.event is Event.FAILED:
+                self._log.error("upgrade: %s", told.why)
+            elif told.event is not Event.DONE:
+                self._log.info("upgrade: %s: %s", told.component, told.text)
             self._history.upgrade(told)
-            control.answer(sock, told)
-            if "done" in told or "error" in told:
+            control.answer(sock, told.to_json())
+            if told.event in ENDS:
                 sock.close()
 
         target = str(request.get("target"))
@@ -374,78 +356,20 @@ class Manager:
         except (KeyError, TypeError, ValueError):
             refusal = f"this manager ({__version__}) does not understand what is asked for"
         if refusal:
-            tell({"error": refusal, "code": int(Exit.FAILED)})
+            tell(Told(Event.FAILED, why=refusal))
         else:
             self._upgrade = Upgrade(chosen, to, ready_s, self._start, tell)
-
-    def _log_upgrade(self, told: dict[str, Any]) -> None:
-        if "error" in told:
-            self._log.error("upgrade: %s", told["error"])
-        elif "done" not in told:
-            more = " ".join(f"{key} {told[key]}" for key in ("version", "ms", "pid") if key in told)
-            self._log.info("upgrade: %s: %s %s", told["component"], told["event"], more)
 
     # What there is
 
     def report(self) -> dict[str, Any]:
         """What `midair status` shows."""
-        counts = {c.active.pid: c.restarts for c in self._components if c.active is not None}
-        rows = [row(state, counts.get(state.pid, 0)) for state in self._runtime.states()]
-        seen = {item["pid"] for item in rows}
-        for component in self._components:
-            for process in component.processes:
-                if process.pid not in seen:
-                    rows.append(bare_row(component, process))
-            if not component.processes:
-                rows.append(bare_row(component, None))
         return {
             "instance": self._runtime.instance,
             "listen": self.addresses,
             "monitor": self.monitor_address,
-            "components": rows,
+            "components": report.rows(self._runtime.states(), self._components),
         }
-
-    def _make_components(self, config_path: Path, user: spawn.User | None) -> list[Component]:
-        def make(role: str, index: int | None, listen: list[tuple[str, int]]) -> Component:
-            argv = ["--name", self._runtime.instance, "--config", str(config_path)]
-            argv += [] if index is None else ["--index", str(index)]
-            argv += [] if user is None else ["--ipc-group", str(user.gid)]
-            as_user = user if role in (names.ROUTER, names.MONITOR) else None
-            return Component(role, index, MODULES[role], argv, listen, own, as_user)
-
-        self._make = make
-
-        own = releases.own()
-
-        def peer(fd_name: str, path: str) -> tuple[str, int]:
-            self._peers.append(listeners.open_peer(self._runtime, path))
-            return fd_name, self._peers[-1].fileno()
-
-        self._peers: list[socket.socket] = []
-        clients = [(names.FD_CLIENT, sock.fileno()) for sock in self._clients]
-        watched = [] if self._monitor is None else [(names.FD_MONITOR, self._monitor.fileno())]
-        return [
-            make(names.KEEPER, None, [peer(names.FD_KEEPER, names.KEEPER_SOCKET)]),
-            make(names.ROUTER, None, []),
-            *(
-                make(names.CONNMGR, index, [peer(names.FD_HANDOFF, names.handoff_socket(index))])
-                for index in range(self._conf.connmgrs)
-            ),
-            make(names.DISPATCHER, None, clients),
-            *(make(names.MONITOR, None, [it]) for it in watched),
-        ]
-
-    def _make_environ(self) -> Mapping[str, str]:
-        """Ours, without what was meant for us alone, with what a service is told."""
-        environ = {
-            name: value
-            for name, value in os.environ.items()
-            if not name.startswith(("LISTEN_", "WATCHDOG_", "NOTIFY_"))
-        }
-        environ["NOTIFY_SOCKET"] = self._runtime.socket(names.NOTIFY_SOCKET)
-        environ["WATCHDOG_USEC"] = str(int(self._conf.manager.watchdog_s * 1e6))
-        environ["MIDAIR_RUNTIME_DIR"] = str(self._runtime.path.parent)
-        return environ
 
     def _write_state(self) -> int:
         ticks = start_ticks(os.getpid())
@@ -477,31 +401,3 @@ class Manager:
 
     def _queue_signal(self, number: int, _frame: FrameType | None) -> None:
         self._signals.append(number)
-
-
-def row(state: State, restarts: int) -> dict[str, Any]:
-    """One component of a report."""
-    return {
-        "role": state.role,
-        "index": state.index,
-        "pid": state.pid,
-        "version": state.version,
-        "state": state.state,
-        "generation": state.generation,
-        "uptime_s": round(state.uptime_s, 3),
-        "restarts": restarts,
-    }
-
-
-def bare_row(component: Component, process: Process | None) -> dict[str, Any]:
-    """A component, or one of its processes, that has not said anything about itself (yet)."""
-    return {
-        "role": component.role,
-        "index": component.index,
-        "pid": None if process is None else process.pid,
-        "version": None,
-        "state": Life.DOWN.value if process is None else process.life.value,
-        "generation": None,
-        "uptime_s": None,
-        "restarts": component.restarts,
-    }

@@ -13,7 +13,7 @@ from midair.process import events, runtime
 from midair.process.runtime import Runtime
 from midair.up import command as up
 from midair.up import control
-from midair.up.manager import row
+from midair.up.report import row
 
 DOWN_S = 15.0
 EVENTS_SHOWN = 10

@@ -14,27 +14,21 @@ The steps of one component, and what a failure in them means:
     SETTLING    it has to live for a moment       the same
     BACK        the old release is started        the manager goes on trying, as after a crash
 
-`Upgrade` is the manager's side: it looks at the processes once a turn and never waits.
-`run` is the command's: it asks, and prints what the manager tells it.
+This is the manager's side: it looks at the processes once a turn and never waits. The command's is
+ask_upgrade.py; what is told between them, told.py.
 """
 
 from __future__ import annotations
 
-import re
-import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from enum import Enum
 from typing import Any
 
 from midair import names
-from midair.errors import MidairError, NotRunningError
-from midair.exits import Exit
-from midair.process.runtime import Runtime
-from midair.up import control, release
 from midair.up.component import Component, Life, Process
 from midair.up.release import Release
+from midair.up.told import Event, Told
 
 READY_S = 30.0  # a candidate has to be standby within this, and active within it again
 SETTLE_S = 0.5  # a new process that dies sooner than this after it became active has failed
@@ -43,7 +37,7 @@ ALL = "all"
 ORDER = (names.KEEPER, names.ROUTER, names.CONNMGR, names.DISPATCHER, names.MONITOR)
 
 Start = Callable[[Component, Release], Process]
-Tell = Callable[[dict[str, Any]], None]
+Tell = Callable[[Told], None]
 
 
 class Step(Enum):
@@ -55,16 +49,6 @@ class Step(Enum):
     DONE = "done"
 
 
-def check_target(text: str) -> str:
-    """What can be upgraded, as it is written: `router`, `connmgr`, `connmgr/2`, `all`."""
-    if text in (*ORDER, ALL) or re.fullmatch(rf"{names.CONNMGR}/\d+", text):
-        return text
-    raise MidairError(
-        f"{text}: there is no such component; {', '.join(ORDER)}, {names.CONNMGR}/N or {ALL}",
-        Exit.USAGE,
-    )
-
-
 def choose(target: str, components: Sequence[Component]) -> list[Component]:
     """The components that are meant, in the order in which they are upgraded."""
     found = [c for c in components if target in (ALL, c.role, c.called)]
@@ -74,8 +58,8 @@ def choose(target: str, components: Sequence[Component]) -> list[Component]:
 class Upgrade:
     """An upgrade under way. `turn` moves it on; it is over when `over` says so.
 
-    `tell` gets one dict for each thing the user may want to know; the last one has "done" or
-    "error". `start` spawns a process for a component.
+    `tell` gets what happens (told.py); the last is DONE or FAILED. `start` spawns a process for
+    a component.
     """
 
     def __init__(
@@ -133,7 +117,7 @@ class Upgrade:
         self._from = component.release
         self._attempts = 1
         self._ended_at = 0.0
-        self._say("starting", version=self.to.version, old=self._from.version)
+        self._say(Event.STARTING, version=self.to.version, old=self._from.version)
         component.candidate = self._candidate = self._start(component, self.to)
         self._go(Step.STARTING)
 
@@ -141,7 +125,7 @@ class Upgrade:
         if not self._candidate.alive:
             self._keep(f"did not start: {self._candidate.how_it_ended()}")
         elif self._candidate.life is Life.STANDBY:
-            self._say("standby")
+            self._say(Event.STANDBY)
             self._go(Step.CLEARING)
         elif self._candidate.life is Life.READY:  # the old one died meanwhile
             self._go(Step.CLEARING)
@@ -164,7 +148,7 @@ class Upgrade:
             if self._late():
                 self._keep("could not take over: an older standby does not end")
             return
-        self._say("switching")
+        self._say(Event.SWITCHING)
         self._ended_at = time.monotonic()
         for process in others:
             process.retire()
@@ -175,7 +159,7 @@ class Upgrade:
             self._again()
         elif self._candidate.life is Life.READY:
             took_s = self._candidate.ready_at - self._ended_at
-            self._say("active", ms=round(max(0.0, took_s) * 1e3, 3))
+            self._say(Event.ACTIVE, ms=round(max(0.0, took_s) * 1e3, 3))
             self._settled_at = time.monotonic() + SETTLE_S
             self._go(Step.SETTLING)
         elif self._late():
@@ -189,7 +173,7 @@ class Upgrade:
             component = self.component
             component.previous, component.release = self._from, self.to
             component.candidate, component.switching = None, False
-            self._say("upgraded", pid=self._candidate.pid)
+            self._say(Event.UPGRADED, pid=self._candidate.pid)
             self._left.pop(0)
             if self._left:
                 self._next()
@@ -199,7 +183,7 @@ class Upgrade:
     def _back_again(self) -> None:
         active = self.component.active
         if active is not None and not active.retired and active.release == self._from:
-            self._say("active", ms=round((active.ready_at - self._ended_at) * 1e3, 3))
+            self._say(Event.ACTIVE, ms=round((active.ready_at - self._ended_at) * 1e3, 3))
             self._end(f"{self._failure}; {self._from.version} is back")
         elif self._late():
             self._end(f"{self._failure}; {self._from.version} is not back yet either")
@@ -209,7 +193,7 @@ class Upgrade:
     def _again(self) -> None:
         """The new release died after the switch: once more, or not."""
         died = self._candidate
-        self._say("died")
+        self._say(Event.DIED)
         if died.hopeless or self._attempts >= ATTEMPTS_MAX:
             times = f"{self._attempts} times " if self._attempts > 1 else ""
             self._back(f"died {times}when it took over: {died.how_it_ended()}")
@@ -227,7 +211,7 @@ class Upgrade:
         """Failed after the switch: the manager starts the old release."""
         self._failure = f"{self._called()} {why}"
         self._release_component()
-        self._say("back", version=self._from.version)
+        self._say(Event.BACK, version=self._from.version)
         self._go(Step.BACK)
 
     def _end(self, failure: str = "") -> None:
@@ -235,7 +219,7 @@ class Upgrade:
             self._release_component()
         self._step = Step.DONE
         self.over = True
-        self._tell({"error": failure, "code": int(Exit.FAILED)} if failure else {"done": True})
+        self._tell(Told(Event.FAILED, why=failure) if failure else Told(Event.DONE))
 
     def _release_component(self) -> None:
         self.component.candidate, self.component.switching = None, False
@@ -250,68 +234,5 @@ class Upgrade:
     def _late(self) -> bool:
         return time.monotonic() > self._deadline
 
-    def _say(self, event: str, **more: Any) -> None:
-        self._tell({"component": self.component.called, "event": event, **more})
-
-
-# The command
-
-
-def run(runtime: Runtime, target: str, place: str | None, ready_s: float) -> None:
-    """Has the manager of an instance upgrade it; prints how far it is. Raises what failed."""
-    target, to = check_target(target), release.find(place)
-    if refusal := release.no_way_back(runtime.instance, to):  # the manager may be an older one
-        raise MidairError(refusal)
-    request = {
-        "op": control.UPGRADE,
-        "target": target,
-        "ready_s": ready_s,
-        "release": asdict(to),
-    }
-    progress = Progress()
-    try:
-        # Between two things it tells, the manager waits for ready_s at most.
-        for told in control.follow(runtime, request, ready_s + control.TIMEOUT_S):
-            if "error" in told:
-                raise MidairError(told["error"], Exit(told["code"]))
-            if "done" in told:
-                return
-            progress.show(told)
-    except TimeoutError:
-        raise MidairError("the manager says nothing any more; see midair status") from None
-    finally:
-        progress.end()
-    raise NotRunningError(
-        f"instance {runtime.instance!r} has no manager (midair up); under systemd, restart its "
-        "units one after the other"
-    )
-
-
-class Progress:
-    """One line for each component, written as things happen."""
-
-    def __init__(self) -> None:
-        self._open = False
-
-    def show(self, told: dict[str, Any]) -> None:
-        event = told["event"]
-        if event == "starting":
-            self.end()
-            self._write(f"{told['component']}: starting {told['version']}")
-        elif event == "back":
-            self._write(f" ... back to {told['version']}")
-        elif event == "active":
-            self._write(f" ... active in {told['ms']:.1f} ms")
-        elif event != "upgraded":
-            self._write(f" ... {event}")
-
-    def end(self) -> None:
-        """Ends a line that was begun."""
-        if self._open:
-            print(flush=True)
-        self._open = False
-
-    def _write(self, text: str) -> None:
-        sys.stdout.write(text)
-        sys.stdout.flush()
-        self._open = True
+    def _say(self, event: Event, **more: Any) -> None:
+        self._tell(Told(event, self.component.called, **more))

@@ -32,6 +32,7 @@ from midair.keeper.client import KeeperClient
 from midair.process import questions, wire
 from midair.process.runtime import Runtime
 from midair.up import control, listeners
+from midair.up.told import Event, Told
 from midair.version import __version__
 from tests.support.instance import PATIENCE_S, ROOT, Instance, cli, eventually
 from tests.support.live import nobody_notices
@@ -414,3 +415,28 @@ def test_parts_read_the_configuration_of_a_manager_to_come(
         finally:
             manager.terminate()
             manager.wait(PATIENCE_S)
+
+
+@pytest.mark.parametrize(
+    ("said", "text"),
+    [
+        ({"component": "router", "event": "starting", "version": "0.1", "old": "0.0"}, "starting"),
+        ({"component": "router", "event": "standby"}, "standby"),
+        ({"component": "router", "event": "active", "ms": 0.0}, "active in 0.0 ms"),
+        ({"component": "router", "event": "upgraded", "pid": 7}, "upgraded, pid 7"),
+        ({"component": "router", "event": "back", "version": "0.0"}, "back to 0.0"),
+        ({"error": "died", "code": 1}, "died"),
+        ({"done": True}, "done"),
+    ],
+)
+def test_what_an_upgrade_tells_is_what_release_0_1_reads_and_writes(
+    said: dict[str, Any], text: str
+) -> None:
+    told = Told.from_json(said)
+    assert told.to_json() == said
+    assert told.text.startswith(text)
+
+
+def test_what_a_manager_to_come_tells_is_shown_as_it_calls_it() -> None:
+    told = Told.from_json({"component": "router", "event": "resting", "for_s": 3})
+    assert (told.event, told.component, told.text) == (Event.OTHER, "router", "resting")

@@ -1,0 +1,81 @@
+"""`midair upgrade`: asks the manager of an instance, and prints what it tells."""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import asdict
+
+from midair import names
+from midair.errors import MidairError, NotRunningError
+from midair.exits import Exit
+from midair.process.runtime import Runtime
+from midair.up import control, release
+from midair.up.told import Event, Told
+from midair.up.upgrade import ALL, ORDER
+
+
+def run(runtime: Runtime, target: str, place: str | None, ready_s: float) -> None:
+    """Has the manager of an instance upgrade it; prints how far it is. Raises what failed."""
+    target, to = check_target(target), release.find(place)
+    if refusal := release.no_way_back(runtime.instance, to):  # the manager may be an older one
+        raise MidairError(refusal)
+    request = {
+        "op": control.UPGRADE,
+        "target": target,
+        "ready_s": ready_s,
+        "release": asdict(to),
+    }
+    progress = Progress()
+    try:
+        # Between two things it tells, the manager waits for ready_s at most.
+        for said in control.follow(runtime, request, ready_s + control.TIMEOUT_S):
+            told = Told.from_json(said)
+            if told.event is Event.FAILED:
+                raise MidairError(told.why, Exit(told.code))
+            if told.event is Event.DONE:
+                return
+            progress.show(told)
+    except TimeoutError:
+        raise MidairError("the manager says nothing any more; see midair status") from None
+    finally:
+        progress.end()
+    raise NotRunningError(
+        f"instance {runtime.instance!r} has no manager (midair up); under systemd, restart its "
+        "units one after the other"
+    )
+
+
+def check_target(text: str) -> str:
+    """What can be upgraded, as it is written: `router`, `connmgr`, `connmgr/2`, `all`."""
+    if text in (*ORDER, ALL) or re.fullmatch(rf"{names.CONNMGR}/\d+", text):
+        return text
+    raise MidairError(
+        f"{text}: there is no such component; {', '.join(ORDER)}, {names.CONNMGR}/N or {ALL}",
+        Exit.USAGE,
+    )
+
+
+class Progress:
+    """One line for each component, written as things happen."""
+
+    def __init__(self) -> None:
+        self._open = False
+
+    def show(self, told: Told) -> None:
+        if told.event is Event.STARTING:
+            self.end()
+            self._write(f"{told.component}: {told.text}")
+        elif told.event is not Event.UPGRADED:  # the line ends with how long it took
+            self._write(f" ... {told.text}")
+
+    def end(self) -> None:
+        """Ends a line that was begun."""
+        if self._open:
+            print(flush=True)
+        self._open = False
+
+    def _write(self, text: str) -> None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+        self._open = True
