@@ -16,7 +16,7 @@ Every line has "kind", "component", "pid", "generation" (null where the writer d
     active       component   version, start_ms: from the start of the process to its first turn;
                              taken_over_ns: when it got the lease, if it had to wait for it
     migrated     component   version, segments: how many it converted, stood_ms, took_ms
-    recovered    component   what it found and repaired, took_ms
+    recovered    component   what it found and repaired, took_ms: since it had the lease
     back         manager     away_ms: from the death to the successor at work
     upgraded     manager     from, to, pause_ms, took_ms, began_ns: the old one was told to end
     upgrade_failed manager   error

@@ -1,21 +1,7 @@
 """What every component program shares: command line, log, lease, state, readiness.
 
-A component's main() is `return program.run(ROLE, serve)`; `serve(program)` opens what it
-needs, takes the lease, recovers, says that it is ready and loops until
-`program.stopping`:
-
-    def serve(program: Program) -> None:
-        ...open queues...
-        program.acquire_lease(warm)
-        ...recover...
-        program.ready("serving")
-        while not program.stopping:
-            ...one turn...
-            program.watchdog()
-
-`warm` is called when another process has the lease: it opens what is there already, without
-changing anything, and fails if that has a layout it does not know. So an upgrade to a
-version that cannot work with what there is fails before the old process is ended.
+In which order a program uses it is in role.py; the monitor, whose loop is asyncio's, does the same
+by hand.
 
 Expected failures (MidairError) become one line on stderr and their exit code. There is
 no clean-up at the end, here or in a component: a stop is a death like any other.
@@ -102,7 +88,7 @@ class Program:
     def acquire_lease(self, warm: Callable[[], bool] = lambda: True) -> None:
         """Returns when this process is the only one in its role; ends it if told to stop.
 
-        `warm` is called before it waits, if it has to: see the head of this file. It returns
+        `warm` is called before it waits, if it has to (open(False) in role.py). It returns
         False if there is nothing it could open yet, and is called again later.
         """
         is_warm = True

@@ -20,7 +20,7 @@ from typing import Any
 from midair import names
 from midair.errors import LayoutError, MidairError, MissingError, PermissionsError
 from midair.exits import Exit
-from midair.process import program
+from midair.process import role
 from midair.process.program import Program
 from midair.trace import request as requests
 from midair.trace import schema
@@ -280,23 +280,36 @@ class Tracer:
             self._said = status
 
 
-def serve(program: Program) -> None:
-    missing = missing_packages()
-    if missing:
-        raise MidairError(missing, Exit.NO_RESOURCES)
-    import pyarrow as pa
+class TracerRole(role.Role):
+    """The tracer in its role. What it works on are the rings that connmgrs make."""
 
-    pa.set_cpu_count(1)
-    # Whoever looks must not slow down what is looked at: only cores that nobody else wants.
-    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    program.acquire_lease()
-    tracer = Tracer(program)
-    program.ready()
-    while not program.stopping:
-        more = tracer.turn()
-        program.watchdog()
-        if select.select([program.wake_fd], [], [], 0 if more else TURN_S)[0]:
-            program.drain_wake()
+    turn_s_max = TURN_S
+
+    def __init__(self, program: Program) -> None:
+        super().__init__(program)
+        missing = missing_packages()
+        if missing:
+            raise MidairError(missing, Exit.NO_RESOURCES)
+        import pyarrow as pa
+
+        pa.set_cpu_count(1)
+        # The tracer must not slow down what it looks at: only cores that nobody else wants.
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+
+    def open(self, create: bool) -> None:
+        """Nothing that a waiting process could open."""
+
+    def recover(self) -> dict[str, int]:
+        self._tracer = Tracer(self.program)
+        return {}
+
+    def turn(self, timeout_s: float) -> None:
+        more = self._tracer.turn()
+        if select.select([self.program.wake_fd], [], [], 0 if more else timeout_s)[0]:
+            self.program.drain_wake()
+
+    def show(self) -> None:
+        """Its figures are in the status of the run."""
 
 
 def missing_packages() -> str:
@@ -310,7 +323,7 @@ def missing_packages() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    return program.run(names.TRACER, serve, argv, description="Writes traces to Parquet files.")
+    return role.run(names.TRACER, TracerRole, argv, description="Writes traces to Parquet files.")
 
 
 if __name__ == "__main__":

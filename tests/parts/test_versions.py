@@ -34,8 +34,9 @@ from midair.process.runtime import Runtime
 from midair.up import control, listeners
 from midair.up.told import Event, Told
 from midair.version import __version__
-from tests.support.instance import PATIENCE_S, ROOT, Instance, cli, eventually
+from tests.support.instance import PATIENCE_S, ROOT, Instance, cli, eventually, start
 from tests.support.live import nobody_notices
+from tests.support.previous import previous_release
 from tests.support.processes import KeeperProcess
 
 Make = Callable[..., Instance]
@@ -314,6 +315,65 @@ def test_questions_of_a_version_to_come_are_an_error() -> None:
     assert questions.parse(questions.line({"sent": 3})) == {"sent": 3}
     with pytest.raises(MidairError, match="understands up to"):
         questions.parse(json.dumps({"sent": 3, "v": questions.VERSION + 1}))
+
+
+# ---- the release before ----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def previous(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return previous_release(tmp_path_factory)
+
+
+def test_this_release_has_its_sockets_kept_by_the_keeper_of_the_release_before(
+    previous: Path, instance_name: str
+) -> None:
+    keeper = KeeperProcess(Runtime.create(instance_name), place=previous)
+    client, newcomer = KeeperClient(keeper.path), KeeperClient(keeper.path)
+    ours, theirs = socket.socketpair()
+    with keeper.listener, ours, theirs:
+        try:
+            assert not client.check()
+            assert client.hold([(1, theirs.fileno()), (2, theirs.fileno())]) == 2
+            client.drop([2])
+            client.ping()
+            [(uid, fd)] = newcomer.give([1, 2])
+            os.close(fd)
+            assert uid == 1
+            keeper.kill()
+            keeper.start()
+            eventually(client.check, "a new keeper is noticed")
+            assert client.give() == []
+        finally:
+            keeper.kill()
+            client.close()
+            newcomer.close()
+
+
+def test_parts_of_the_release_before_have_their_sockets_kept_by_this_one(
+    previous: Path,
+) -> None:
+    """Its dispatcher gives, its connmgr asks for them again after its death, and drops them."""
+    instance = start(__name__, "", "--connmgrs", "1", place=previous)
+    try:
+        with nobody_notices(instance):
+            done = cli("upgrade", "keeper", "--name", instance.name, "--to", str(ROOT))
+            assert done.returncode == 0, done.stderr
+            for victim in ("connmgr/0", "dispatcher", "keeper"):
+                before = instance.components()[victim]["pid"]
+                os.kill(before, signal.SIGKILL)
+                eventually(
+                    lambda: (
+                        (row := instance.components()[victim])["state"] == "active"  # noqa: B023
+                        and row["pid"] != before  # noqa: B023
+                    ),
+                    f"{victim} is back",
+                )
+        found = versions(instance)
+        assert found.pop("keeper") == __version__
+        assert set(found.values()) == {"0.1.0"}
+    finally:
+        instance.stop()
 
 
 # ---- a release to come in one instance with this one -----------------------------------------
