@@ -48,7 +48,7 @@ class KeeperClient:
 
         True: the keeper is new since the last call, hold everything again.
         """
-        if self._socket is not None:
+        while self._socket is not None:  # the end may be behind an answer
             try:
                 data, fds = wire.receive(self._socket)
                 wire.close_all(fds)
@@ -56,7 +56,7 @@ class KeeperClient:
                 if not data:
                     self._lost()
             except BlockingIOError:
-                pass
+                break
             except (OSError, wire.WireError):
                 self._lost()
         self._connected()

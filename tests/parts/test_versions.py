@@ -145,14 +145,13 @@ def select_readable(sock: socket.socket) -> None:
 
 
 class Peer:
-    """What a keeper, or a connmgr, of another release does: it answers as it is told to."""
+    """Stands where a keeper of another release would."""
 
-    def __init__(self, runtime: Runtime, name: str, answers: list[bytes]) -> None:
+    def __init__(self, runtime: Runtime, name: str) -> None:
         self.listener = listeners.open_peer(runtime, name)
         self.listener.setblocking(True)
         self.listener.settimeout(PATIENCE_S)
         self.path = runtime.socket(name)
-        self.answers = answers
 
     def accept(self) -> socket.socket:
         sock, _ = self.listener.accept()
@@ -171,7 +170,7 @@ class Peer:
 def test_a_client_of_the_keeper_speaks_what_both_understand(
     answer: bytes | None, spoken: int, instance_name: str
 ) -> None:
-    peer = Peer(Runtime.create(instance_name), names.KEEPER_SOCKET, [])
+    peer = Peer(Runtime.create(instance_name), names.KEEPER_SOCKET)
     client = KeeperClient(peer.path)
     assert not client.check()
     with peer.listener, peer.accept() as keeper:
@@ -185,6 +184,17 @@ def test_a_client_of_the_keeper_speaks_what_both_understand(
         keeper.send(wire.HEAD.pack(wire.HELD, wire.VERSION + 1, 0))
         with pytest.raises(MissingError, match=f"message of version {wire.VERSION + 1}; this rel"):
             client.give([3], 0.5)
+    client.close()
+
+
+def test_the_end_of_a_keeper_is_seen_behind_its_answer(instance_name: str) -> None:
+    peer = Peer(Runtime.create(instance_name), names.KEEPER_SOCKET)
+    client = KeeperClient(peer.path)
+    assert not client.check()
+    with peer.listener:
+        with peer.accept() as keeper:
+            keeper.send(wire.hello())
+        assert client.check(), "it is another keeper, and has nothing"
     client.close()
 
 
