@@ -292,16 +292,18 @@ def test_a_slot_whose_socket_died_with_the_dispatcher_is_freed(world: World) -> 
 
 def test_a_new_keeper_does_not_stop_hand_offs(world: World) -> None:
     world.connect()
-    world.receivers[0].receive()
+    [first] = world.receivers[0].receive()
     world.kill("keeper")
     world.start_keeper()
     world.connect()
     [uid] = world.receivers[1].receive()
     keeper = KeeperClient(world.runtime.socket(names.KEEPER_SOCKET))
-    [(held, fd)] = keeper.give()
-    assert held == uid
-    os.close(fd)
+    given = dict(keeper.give())
     keeper.close()
+    for fd in given.values():
+        os.close(fd)
+    # The first is there again if the dispatcher did not know yet that the old keeper had it.
+    assert {uid} <= set(given) <= {first, uid}
 
 
 def test_a_standby_dispatcher_takes_over(world: World) -> None:

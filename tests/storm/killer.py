@@ -24,7 +24,7 @@ from pathlib import Path
 
 from midair import names
 from midair.process.runtime import ACTIVE, Runtime
-from midair.up.manager import MODULES
+from midair.up.roster import MODULES
 from tests.support.copies import Copies
 
 ROLE_OF = {module: role for role, module in MODULES.items()}
