@@ -58,9 +58,9 @@ class Memory:
         return [name for name in self._needed if age(name) is Age.CONVERTIBLE]
 
     def check_room(self) -> None:
-        """ResourceError: /dev/shm could not hold a second copy of what is owned."""
-        used = sum((ipc.SHM / name[1:]).stat().st_blocks * 512 for name in self._owned)
-        ipc.check_space(used + used // 4, f"converting {' and '.join(self._owned)}")
+        """ResourceError: /dev/shm could not hold a second copy of all that the parts convert."""
+        instance = names.instance_of(self._needed[0])
+        ipc.check_space(2 * ipc.used_bytes(instance), f"converting instance {instance!r}")
 
     def convert(self) -> int:
         """Converts what is owned and has the layout before; how many there were."""

@@ -2,8 +2,9 @@
 
 For tests. $MIDAIR_CRASH names a file with lines `COMPONENT POINT PASSES MARKER` (COMPONENT may be
 `connmgr/*`: the one that comes there first). A component reads it when it starts, takes the first
-line that names it, and at the given pass of the point removes the file MARKER and dies. That file
-is there once, so the successor lives, and so does a process that was armed with an earlier one.
+line that names it and whose file MARKER is there, and at the given pass of the point removes that
+file and dies. The file is there once, so the successor lives (or takes the next line), and so does
+a process that was armed with an earlier one.
 Points in C exist only in a build made with `native/build.py --crash-points`; those in Python
 are in POINTS and MIGRATION_POINTS below.
 """
@@ -51,6 +52,7 @@ def arm(component: str) -> None:
         return
     ours = (component, component.split("/")[0] + "/*")
     found = [words[1:] for words in lines if len(words) == 4 and words[0] in ours]
+    found = [words for words in found if os.path.exists(words[2])]
     if not found:
         return
     point, passes, marker = found[0]

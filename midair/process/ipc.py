@@ -123,6 +123,17 @@ def releases(instance: str) -> set[str]:
     return found
 
 
+def used_bytes(instance: str) -> int:
+    """Memory of the segments that an instance needs to recover, of whatever user they are."""
+    used = 0
+    for noun in names.SEGMENTS:
+        if noun not in names.STATISTICS:
+            for path in SHM.glob(f"midair.{names.check_instance(instance)}.{noun}*"):
+                with contextlib.suppress(FileNotFoundError):
+                    used += path.stat().st_blocks * 512
+    return used
+
+
 def check_space(size: int, what: str) -> None:
     """Refuses `size` bytes of shared memory when /dev/shm could not hold them."""
     about = os.statvfs(SHM)

@@ -50,8 +50,11 @@ class Step(Enum):
 
 
 def choose(target: str, components: Sequence[Component]) -> list[Component]:
-    """The components that are meant, in the order in which they are upgraded."""
-    found = [c for c in components if target in (ALL, c.role, c.called)]
+    """The components that are meant, in the order in which they are upgraded.
+
+    A tracer is there for one recording, and ends with the release it began with.
+    """
+    found = [c for c in components if c.role in ORDER and target in (ALL, c.role, c.called)]
     return sorted(found, key=lambda c: (ORDER.index(c.role), c.index or 0))
 
 

@@ -144,10 +144,11 @@ class Release01:
         for n in range(32):
             journal.open_handle[n] = self.random.getrandbits(64)
         self.records(made, conns, "r01_conn", CONNS - 3)
-        for n in range(CONNS - 3):  # NONE to CLOSING, never OPEN without CONNECTED
-            made.at(conns, "r01_conn")[n].phase = (
-                self.random.getrandbits(24) & ~0xFF | CONNECTED | n % 5
-            )
+        for n in range(CONNS - 3):  # NONE to CLOSING; OPEN is CONNECTED and has no name
+            conn = made.at(conns, "r01_conn")[n]
+            conn.phase = self.random.getrandbits(24) & ~0xFF | CONNECTED | n % 5
+            if n % 5 == lib.PHASE_OPEN:
+                old_ffi.memmove(conn.name, bytes(48), 48)
         self.records(made, subs, "r01_sub", SUBS - 4)
         self.records(made, segs, "r01_seg", BLOCKS * 8 - 1)
         made.map[blocks : blocks + 5 * 16384] = self.random.randbytes(5 * 16384)
@@ -338,17 +339,21 @@ def test_the_routing_segment(old: Release01) -> None:
     rows(before, was.names_at, "r01_name", after, it.names_at, "mode_name", SESSIONS)
 
 
-def test_who_was_greeted_and_had_not_said_connect(old: Release01) -> None:
-    """They are in a phase of their own today."""
+def test_who_was_greeted_and_who_has_a_name(old: Release01) -> None:
+    """They are in a phase of their own today; of a name the router is asked again."""
     old.arena(0)
     before = old.journal(0)
     first = before.at(before.it.conns_at, "r01_conn")
-    first[3].phase, first[4].phase = 0x300 | 2, CONNECTED | 0x300 | 2
+    first[3].phase, first[4].phase, first[5].phase = 0x302, CONNECTED | 0x302, CONNECTED | 0x302
+    for n, name in ((3, b""), (4, b""), (5, b"type.instance")):
+        old_ffi.memmove(first[n].name, name.ljust(48, b"\0"), 48)
     assert migrate.for_connmgr(old.instance, 0, 1).convert() == 2
     after = Segment(before.name, new_ffi, "journal")
     rows = after.at(after.it.conns_at, "conn_rec")
     assert rows[3].phase == 0x300 | lib.PHASE_GREETED
     assert rows[4].phase == CONNECTED | 0x300 | lib.PHASE_OPEN
+    assert rows[5].phase == CONNECTED | 0x300 | lib.PHASE_GREETED
+    assert new_ffi.string(rows[5].name) == b"type.instance"
 
 
 def commit(journal: Segment, pairs: list[tuple[int, int]]) -> None:

@@ -43,17 +43,19 @@ static int finish(void *from, uint64_t from_bytes, void *arena, uint64_t arena_b
 
 _Static_assert(R01_PHASE_OPEN == PHASE_OPEN && R01_CONN_CONNECTED == CONN_CONNECTED, "the others keep their numbers");
 
-static uint64_t convert_phase(uint64_t word)
+/* Not connected: it was greeted. With a name: whether that is its own may not be known yet, so the router is
+ * asked again (names.c). */
+static uint64_t convert_phase(const struct r01_conn *f)
 {
-    if ((word & 0xff) == R01_PHASE_OPEN && !(word & R01_CONN_CONNECTED))
-        return (word & ~0xffULL) | PHASE_GREETED;
-    return word;
+    if ((f->phase & 0xff) == R01_PHASE_OPEN && (!(f->phase & R01_CONN_CONNECTED) || f->name[0]))
+        return (f->phase & ~0xffULL) | PHASE_GREETED;
+    return f->phase;
 }
 
 static void convert_conn(const struct r01_conn *f, struct conn_rec *t)
 {
     t->uid = f->uid;
-    t->phase = convert_phase(f->phase);
+    t->phase = convert_phase(f);
     t->in_base = f->in_base;
     t->out_base = f->out_base;
     t->in_pos = f->in_pos;

@@ -93,8 +93,8 @@ _Static_assert(offsetof(struct r01_arena, maybe_free) == 128, "release 0.1");
 #define R01_SEGS_PER_BLOCK 8u
 #define R01_SID_MAX 27u
 #define R01_NAME_MAX 48u
-/* Low byte of r01_conn.phase: the same numbers as today's enum conn_phase, but for connections that were
- * greeted and had not said CONNECT: they were OPEN without CONNECTED. */
+/* Low byte of r01_conn.phase: the same numbers as today's enum conn_phase. Connections that were greeted and
+ * had not said CONNECT were OPEN without CONNECTED, those that asked for a name OPEN with it. */
 #define R01_PHASE_OPEN 2u
 #define R01_CONN_CONNECTED (1u << 13)
 struct r01_conn {
