@@ -20,6 +20,11 @@ def run(runtime: Runtime, target: str, place: str | None, ready_s: float) -> Non
     target, to = check_target(target), release.find(place)
     if refusal := release.no_way_back(runtime.instance, to):  # the manager may be an older one
         raise MidairError(refusal)
+    if target == ALL and _trips_over_a_tracer(runtime):
+        raise MidairError(
+            "a trace is running: the manager of this instance (0.1) would end with an upgrade of "
+            "all; midair trace off first"
+        )
     request = {
         "op": control.UPGRADE,
         "target": target,
@@ -53,6 +58,14 @@ def check_target(text: str) -> str:
     raise MidairError(
         f"{text}: there is no such component; {', '.join(ORDER)}, {names.CONNMGR}/N or {ALL}",
         Exit.USAGE,
+    )
+
+
+def _trips_over_a_tracer(runtime: Runtime) -> bool:
+    """A manager of 0.1 has no place for a tracer in the order of an upgrade, and dies of that."""
+    states = runtime.states()
+    return any(state.role == names.TRACER for state in states) and any(
+        state.role == names.MANAGER and state.version.startswith("0.1.") for state in states
     )
 
 

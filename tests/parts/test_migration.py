@@ -32,7 +32,7 @@ from midair.version import __version__
 from tests.crash.modes import END, TAKEN, hpub, said
 from tests.crash.points import Storm
 from tests.support.copies import Copies
-from tests.support.instance import ROOT, Instance, cli, environ, eventually, start
+from tests.support.instance import BASE, ROOT, Instance, cli, environ, eventually, start
 from tests.support.previous import VERSION, previous_release
 
 pytestmark = [
@@ -355,6 +355,26 @@ def refused_alone(storm: Storm, what: str) -> None:
     assert f"{VERSION} keeps working" in done.stderr
 
 
+def test_a_trace_is_ended_first(previous: Path, tmp_path: Path) -> None:
+    """The manager of the release before would not survive it: the command says so."""
+    pytest.importorskip("pyarrow")
+    with running(previous, tmp_path, 1, ()) as storm:
+        name = ("--name", storm.instance.name)
+        on = ("trace", "on", *name, "--run", "test", "--out", str(tmp_path / "traces"))
+        done = cli(*on, place=previous)
+        assert done.returncode == 0, done.stderr
+        done = upgrade(storm, "all", ROOT, ROOT)
+        assert (done.returncode, done.stdout) == (Exit.FAILED, "")
+        assert done.stderr.startswith("midair: a trace is running: ")
+        done = cli("trace", "off", *name, place=previous)
+        assert done.returncode == 0, done.stderr
+        eventually(
+            lambda: not any(state.role == names.TRACER for state in storm.runtime.states()),
+            "the tracer has ended",
+        )
+        upgraded(storm, ROOT)
+
+
 @pytest.fixture
 def changed(tmp_path: Path) -> Callable[[str, str, str], Path]:
     """Makes a copy of this release with one text replaced in one file."""
@@ -413,6 +433,9 @@ def test_with_a_router_of_its_own_user(previous: Path, tmp_path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can start the router as another user")
     user = pwd.getpwnam("nobody")
+    os.chmod(os.environ["MIDAIR_RUNTIME_DIR"], 0o711)
+    # Where pytest puts things only root can look.
+    previous = shutil.copytree(previous, BASE / "release-0.1")
     for place in (ROOT, previous):
         try:
             subprocess.run(
@@ -427,7 +450,6 @@ def test_with_a_router_of_its_own_user(previous: Path, tmp_path: Path) -> None:
             )
         except (PermissionError, subprocess.CalledProcessError):
             pytest.skip("the user nobody may not read this Python or this directory")
-    os.chmod(os.environ["MIDAIR_RUNTIME_DIR"], 0o711)
     with running(previous, tmp_path, 2, FEW, "[router]\nuser = 'nobody'\n") as storm:
         at_work(storm)
         name = storm.instance.name

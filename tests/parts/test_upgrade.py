@@ -20,6 +20,9 @@ from pathlib import Path
 import pytest
 
 from midair.exits import Exit
+from midair.up import release
+from midair.up.component import Component
+from midair.up.upgrade import choose
 from midair.version import __version__
 from tests.support.instance import PATIENCE_S, ROOT, Instance, cli, eventually, leaks_of
 from tests.support.live import Client, held, nobody_notices
@@ -418,3 +421,11 @@ def test_what_cannot_be_upgraded_is_said_in_one_line(
     assert done.returncode == Exit.NOT_RUNNING
     assert "is not running" in done.stderr
     assert {row["restarts"] for row in instance.components().values()} == {0}
+
+
+def test_a_tracer_is_no_part_of_all() -> None:
+    """It is there for one recording. It has no place in the order of an upgrade."""
+    components = [
+        Component(role, None, "", [], [], release.own()) for role in ("tracer", "router", "keeper")
+    ]
+    assert [it.role for it in choose("all", components)] == ["keeper", "router"]
