@@ -88,7 +88,7 @@ class Rig:
             refs,
             orders,
             index=0,
-            connmgrs=1,
+            ports=1,
             max_payload=limits.max_payload,
             max_control_line=limits.max_control_line,
             max_subscriptions=limits.max_subscriptions,

@@ -86,7 +86,7 @@ class Connmgr(role.Role):
             self.table.pointer,
             *self.queues,
             index=self.index,
-            connmgrs=config.connmgrs,
+            ports=config.ports,
             max_payload=limits.max_payload,
             max_control_line=limits.max_control_line,
             max_subscriptions=limits.max_subscriptions,

@@ -137,6 +137,7 @@ class Connmgr:
 class Router:
     user: str = ""
     subjects: Annotated[int, integer(1024, 2**28)] = 2**22
+    other_ports: Annotated[int, integer(0, names.PORTS_MAX - 1)] = 0  # beside the connmgrs
 
 
 @dataclass(frozen=True)
@@ -211,6 +212,11 @@ class Config:
             return self.connmgr.count
         cores = len(os.sched_getaffinity(0))
         return 1 if cores <= 2 else min(4, cores // 2)
+
+    @property
+    def ports(self) -> int:
+        """What takes part in the traffic: the connection managers first, then the others."""
+        return self.connmgrs + self.router.other_ports
 
     @property
     def slow_consumers(self) -> list[str]:

@@ -23,12 +23,14 @@ ROLES = (MANAGER, KEEPER, ROUTER, CONNMGR, DISPATCHER, MONITOR, TRACER)
 # They look at an instance, which goes on whatever happens to them.
 ONLOOKERS = (MONITOR, TRACER)
 
-# The ledger has a bit for each connection manager and the connection table a counter.
-CONNMGRS_MAX = 32
+# A ledger word has a bit for each port: connection managers, and what else takes part.
+PORTS_MAX = 32
+CONNMGRS_MAX = PORTS_MAX
 
 CONNTABLE = "conntable"
 ARENA = "arena"
 JOURNAL = "journal"
+PORT = "port"  # of a port that is no connection manager
 ROUTING = "routing"
 STATS = "stats"  # of a connection manager
 STATS_ROUTER = "stats-router"
@@ -37,11 +39,12 @@ TRACE = "trace"  # records of the deliveries of a connection manager
 TRACE_CONTROL = "trace-control"
 # Nobody needs them to recover.
 STATISTICS = (STATS, STATS_ROUTER, STATS_DISPATCHER, TRACE, TRACE_CONTROL)
-# Noun of a segment -> whether there is one for each connection manager.
+# Noun of a segment -> whether there is one for each connection manager (PORT: for other ports).
 SEGMENTS = {
     CONNTABLE: False,
     ARENA: True,
     JOURNAL: True,
+    PORT: True,
     ROUTING: False,
     STATS: True,
     STATS_ROUTER: False,

@@ -20,7 +20,7 @@ ASSIGNED: int = lib.CONN_ASSIGNED
 ACTIVE: int = lib.CONN_ACTIVE
 CLOSED: int = lib.CONN_CLOSED
 CONNMGRS_MAX: int = lib.PORTS_MAX
-assert CONNMGRS_MAX == names.CONNMGRS_MAX
+assert CONNMGRS_MAX == names.PORTS_MAX
 ASSIGNED_MEANWHILE = 64  # more than that between two looks, and there is a third
 _SLOT_BYTES: int = lib.conntable_bytes(1) - lib.conntable_bytes(0)
 

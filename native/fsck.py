@@ -15,6 +15,7 @@ KINDS: dict[str, int] = {
     names.CONNTABLE: lib.SEGMENT_CONNTABLE,
     names.ARENA: lib.SEGMENT_ARENA,
     names.JOURNAL: lib.SEGMENT_JOURNAL,
+    names.PORT: lib.SEGMENT_PORT,
     names.ROUTING: lib.SEGMENT_ROUTING,
 }
 NOUNS = {kind: noun for noun, kind in KINDS.items()}

@@ -18,21 +18,26 @@ def open_routing(
     subs_each: int,
     create: bool = True,
     gid: int | None = None,
+    others: int = 0,
 ) -> Any:
     """The routing segment. The router's alone; `create`, under its lease: made if missing.
+
+    `others`: ports behind those of the connection managers.
 
     `gid`: a group that may read it, to list subscriptions (census.py).
     """
 
+    ports = connmgrs + others
+
     def make(seg: Any) -> None:
-        lib.routing_format(seg, connmgrs, sessions, subs_each)
+        lib.routing_format(seg, ports, connmgrs, sessions, subs_each)
 
     return open_segment(
         names.segment(instance, names.ROUTING),
-        lib.routing_bytes(connmgrs, sessions, subs_each),
+        lib.routing_bytes(ports, sessions, subs_each),
         KIND,
         make=make if create else None,
-        hot=lib.routing_hot_bytes(connmgrs),
+        hot=lib.routing_hot_bytes(ports),
         mode=0o600 if gid is None else 0o640,
         gid=gid,
     )
@@ -44,7 +49,7 @@ class Router:
     def __init__(
         self,
         routing: Any,
-        connmgrs: int,
+        ports: int,
         subjects: int,
         spin_ns: int,
         spin_adaptive: bool,
@@ -53,7 +58,7 @@ class Router:
         generation: int = 1,
     ) -> None:
         conf = ffi.new("struct router_conf *")
-        conf.connmgrs = connmgrs
+        conf.ports = ports
         conf.subjects = subjects
         conf.spin_ns = spin_ns
         conf.spin_adaptive = spin_adaptive

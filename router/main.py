@@ -25,7 +25,7 @@ class Router(role.Role):
         program.pin()
         self.memory = migrate.for_router(program.instance)
         self._queues = {
-            noun: [program.open_queue(noun, n).fd for n in range(self.config.connmgrs)]
+            noun: [program.open_queue(noun, n).fd for n in range(self.config.ports)]
             for noun in names.QUEUES
         }
 
@@ -35,14 +35,15 @@ class Router(role.Role):
         routing = native.open_routing(
             program.instance,
             config.connmgrs,
-            config.limits.max_connections,
+            config.limits.max_connections + config.router.other_ports,
             config.connmgr.subscriptions,
             create,
             program.ipc_gid,
+            config.router.other_ports,
         )
         self._engine = native.Router(
             routing,
-            config.connmgrs,
+            config.ports,
             config.router.subjects,
             config.latency.spin_ns,
             config.latency.spin_adaptive,

@@ -128,7 +128,7 @@ def _opened(
         for noun, each in names.SEGMENTS.items():
             if noun in (names.CONNTABLE, names.ARENA, names.JOURNAL, names.ROUTING):
                 for index in range(count if each else 1):
-                    if (noun, index) not in found:
+                    if (noun, index) not in found and (names.PORT, index) not in found:
                         missing.append(_missing(segment_name(noun, index), "is not there"))
         for noun in names.QUEUES:
             for index in range(count):

@@ -167,7 +167,12 @@ class Storm:
 
 @contextlib.contextmanager
 def stormed(
-    owner: str, where: Path, connmgrs: int, roles: Sequence[str], seed: int
+    owner: str,
+    where: Path,
+    connmgrs: int,
+    roles: Sequence[str],
+    seed: int,
+    config: str = CONFIG,
 ) -> Iterator[Storm]:
     """An instance with that many connmgrs under the load of these roles."""
     build = ROOT / "build" / "crash"
@@ -186,7 +191,7 @@ def stormed(
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MIDAIR_NATIVE", str(build))
         patch.setenv("MIDAIR_CRASH", str(armed))
-        instance = start(owner, CONFIG, "--connmgrs", str(connmgrs))
+        instance = start(owner, config, "--connmgrs", str(connmgrs))
     storm = Storm(instance, armed, connmgrs)
     try:
         for at, role in enumerate(roles):

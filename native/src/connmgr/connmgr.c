@@ -63,7 +63,7 @@ int connmgr_open(const struct connmgr_conf *conf, struct journal *journal, struc
     stalled_open(cm);
     cm->asked_first = cm->asked_last = cm->held_first = CONNMGR_NONE;
     cm->fill_chunk = CONNMGR_NONE;
-    cm->flows_on = conf->flow_leases && conf->connmgrs == 1; /* F1 */
+    cm->flows_on = conf->flow_leases && conf->ports == 1; /* F1 */
     if (connmgr_epoll(cm->epoll, orders_queue, EPOLLIN, TAG_ORDERS) || connmgr_epoll(cm->epoll, refs_queue, 0, TAG_REFS) ||
         connmgr_epoll(cm->epoll, cm->epoll_in, EPOLLIN, TAG_IN) || connmgr_epoll(cm->epoll, cm->epoll_out, EPOLLIN, TAG_OUT))
         return -errno;
@@ -255,7 +255,7 @@ static int flood_is_over(struct connmgr *cm)
         cm->port.refs.more--;
     if (cm->now_ns - cm->active_ns > CONNMGR_PAUSE_MS * 1000000ULL)
         cm->port.refs.more = 0;
-    return !cm->port.refs.more && cm->port.refs.said_more && cm->conf.connmgrs > 1;
+    return !cm->port.refs.more && cm->port.refs.said_more && cm->conf.ports > 1;
 }
 
 /* Waits for something to do; looks again for a moment before it sleeps. */

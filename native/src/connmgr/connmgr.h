@@ -103,7 +103,7 @@ enum slow_policy {
 #define GREETING_CLIENT_IP 2       /* and here its address; each once */
 
 API struct connmgr_conf {
-    uint32_t index, connmgrs;
+    uint32_t index, ports; /* its own number as a port, and how many there are */
     uint32_t max_payload, max_control_line;
     uint32_t max_subscriptions; /* per connection; 0: none */
     uint64_t max_pending;       /* bytes */

@@ -16,7 +16,7 @@
  *               repeated batch nor one that never came takes anything back.
  * Invariants, of private memory: what is in a segment is as if the router had been asked.
  *   F1  A decision holds while the router has not been told of a subscription since the message it was
- *       made for (`subscribed`). All of them pass here, as there is one connmgr; with several there are
+ *       made for (`subscribed`). All of them pass here, as there is one port; with several there are
  *       no flows. The slot of one that ended is not given to another without such news.
  *   F2  Only what every plain message would get is remembered: all recipients, none of a queue group,
  *       nothing that was decided for a message of a mode or under other options of its sender.

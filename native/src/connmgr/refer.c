@@ -14,23 +14,13 @@ void refer_mode(struct connmgr *cm, const struct conn *c, uint64_t handle, uint3
 void refer_subscribe(struct connmgr *cm, const struct conn *c, uint32_t sub, const void *subject, uint32_t subject_len,
                      const void *queue, uint32_t queue_len)
 {
-    uint32_t bytes = ref_bytes(subject_len + queue_len);
-    struct ref_subscribe *r = batch_out_append(&cm->port.refs, bytes, cm->now_ns);
-
-    *r = (struct ref_subscribe){.type = REF_SUBSCRIBE, .subject_len = (uint16_t)subject_len,
-                                .queue_len = (uint16_t)queue_len, .bytes = (uint16_t)bytes, .conn = c->slot,
-                                .sub = sub_handle(cm, sub)};
-    memcpy(r->text, subject, subject_len);
-    memcpy(r->text + subject_len, queue, queue_len);
+    port_refer_subscribe(&cm->port, c->slot, sub_handle(cm, sub), subject, subject_len, queue, queue_len, cm->now_ns);
     cm->subscribed++;
 }
 
 void refer_unsubscribe(struct connmgr *cm, uint32_t conn, uint32_t sub, uint64_t max)
 {
-    struct ref_unsubscribe *r = batch_out_append(&cm->port.refs, sizeof(*r), cm->now_ns);
-
-    *r = (struct ref_unsubscribe){.type = REF_UNSUBSCRIBE, .max_len = sizeof(r->max), .bytes = sizeof(*r), .conn = conn,
-                                  .sub = sub_handle(cm, sub), .max = max};
+    port_refer_unsubscribe(&cm->port, conn, sub_handle(cm, sub), max, cm->now_ns);
 }
 
 void refer_ping(struct connmgr *cm, const struct conn *c)
@@ -50,16 +40,6 @@ static void refer_hold(struct connmgr *cm, const struct hold_due *h)
                            .publisher = h->publisher, .uid = h->consumer_uid, .publisher_port = h->connmgr};
 }
 
-static void refer_open(struct connmgr *cm, const struct conn *c)
-{
-    const char *ip = cm->table->slots[c->slot].ip;
-    uint32_t len = (uint32_t)strlen(ip), bytes = ref_bytes(len);
-    struct ref_open *r = batch_out_append(&cm->port.refs, bytes, cm->now_ns);
-
-    *r = (struct ref_open){.type = REF_OPEN, .ip_len = (uint16_t)len, .bytes = (uint16_t)bytes, .conn = c->slot, .uid = c->uid};
-    memcpy(r->ip, ip, len);
-}
-
 static void refer_ready(struct connmgr *cm, const struct conn *c)
 {
     const char *name = cm->recs[c->slot].name;
@@ -69,13 +49,6 @@ static void refer_ready(struct connmgr *cm, const struct conn *c)
     *r = (struct ref_ready){.type = REF_READY, .flags = len ? REF_NAMED : 0, .name_len = (uint16_t)len,
                             .bytes = (uint16_t)bytes, .conn = c->slot, .options = c->options, .uid = c->uid};
     memcpy(r->name, name, len);
-}
-
-static void refer_close(struct connmgr *cm, const struct conn *c)
-{
-    struct ref_close *r = batch_out_append(&cm->port.refs, sizeof(*r), cm->now_ns);
-
-    *r = (struct ref_close){.type = REF_CLOSE, .bytes = sizeof(*r), .conn = c->slot, .uid = c->uid};
 }
 
 static void refer_name_kept(struct connmgr *cm, const struct conn *c)
@@ -93,10 +66,10 @@ static void refer_name_kept(struct connmgr *cm, const struct conn *c)
 static void refer_asked(struct connmgr *cm, struct conn *c)
 {
     if (c->asked & ASK_CLOSE) {
-        refer_close(cm, c);
+        port_refer_close(&cm->port, c->slot, c->uid, cm->now_ns);
         c->asked = 0;
     } else if (c->asked & ASK_OPEN) {
-        refer_open(cm, c);
+        port_refer_open(&cm->port, c->slot, c->uid, cm->table->slots[c->slot].ip, cm->now_ns);
         c->asked &= (uint8_t)~ASK_OPEN;
     } else if (c->asked & ASK_READY) {
         refer_ready(cm, c);

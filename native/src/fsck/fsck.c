@@ -173,18 +173,29 @@ static int add_journal(struct fsck *f, uint32_t n, struct journal *j, uint64_t b
             return 1;
         }
     f->journals[n] = j;
+    f->ports[n] = &j->port;
     return scratch_journal(f, n, 0);
+}
+
+static int add_port(struct fsck *f, uint32_t n, struct port_log *p, uint64_t bytes)
+{
+    if (header_refused(f, SEGMENT_PORT, n, &p->header, bytes, PORT_LAYOUT, port_fingerprint()))
+        return 1;
+    if (bytes < port_hot_bytes() || p->index != n || p->kind == PORT_CONNMGR)
+        return 2;
+    f->ports[n] = p;
+    return 0;
 }
 
 static int add_routing(struct fsck *f, struct routing *r, uint64_t bytes)
 {
     if (header_refused(f, SEGMENT_ROUTING, 0, &r->header, bytes, ROUTING_LAYOUT, routing_fingerprint()))
         return 1;
-    if (bytes < sizeof(*r) || r->connmgrs == 0 || r->connmgrs > PORTS_MAX ||
-        r->cells != ROUTING_CELLS || routing_bytes(r->connmgrs, r->sessions, r->subs_each) != bytes ||
-        r->lanes_at != page_up(sizeof(*r)) || r->sessions_at != routing_hot_bytes(r->connmgrs) ||
+    if (bytes < sizeof(*r) || r->ports == 0 || r->ports > PORTS_MAX ||
+        r->cells != ROUTING_CELLS || routing_bytes(r->ports, r->sessions, r->subs_each) != bytes ||
+        r->lanes_at != page_up(sizeof(*r)) || r->sessions_at != routing_hot_bytes(r->ports) ||
         r->subs_at != r->sessions_at + page_up((uint64_t)r->sessions * sizeof(struct routing_session)) ||
-        r->cells_at != r->subs_at + page_up((uint64_t)r->connmgrs * r->subs_each * sizeof(struct routing_sub)) ||
+        r->cells_at != r->subs_at + page_up((uint64_t)r->ports * r->subs_each * sizeof(struct routing_sub)) ||
         r->requests_at != r->cells_at + ROUTING_CELLS * sizeof(struct routing_cell) ||
         r->legs_at != r->requests_at + MODE_REQUESTS_MAX * sizeof(struct mode_request) ||
         r->names_at != r->legs_at + MODE_LEGS_MAX * sizeof(struct mode_leg))
@@ -197,7 +208,7 @@ static int add_routing(struct fsck *f, struct routing *r, uint64_t bytes)
             fsck_say(f, FSCK_HIGH_MARK, SEGMENT_ROUTING, 0, 7 + i, fsck_load(marks[i]), bounds[i]);
             return 1;
         }
-    for (uint32_t i = 0; i <= r->connmgrs; i++) {
+    for (uint32_t i = 0; i <= r->ports; i++) {
         uint64_t mark = fsck_load(i ? &r->subs_high[i - 1] : &r->cells_high);
         uint64_t bound = i ? r->subs_each : r->cells;
 
@@ -223,14 +234,16 @@ int fsck_add(struct fsck *f, uint32_t kind, uint32_t index, void *base, uint64_t
         result = add_arena(f, index, base, bytes);
     else if (kind == SEGMENT_JOURNAL)
         result = add_journal(f, index, base, bytes);
+    else if (kind == SEGMENT_PORT)
+        result = add_port(f, index, base, bytes);
     else if (kind == SEGMENT_ROUTING)
         result = add_routing(f, base, bytes);
     if (result == 2) {
         fsck_say(f, FSCK_GEOMETRY, kind, index, 0);
         result = 1;
     }
-    if (kind == SEGMENT_ROUTING && result == 0 && f->connmgrs < f->routing->connmgrs)
-        f->connmgrs = f->routing->connmgrs;
+    if (kind == SEGMENT_ROUTING && result == 0 && f->connmgrs < f->routing->ports)
+        f->connmgrs = f->routing->ports;
     if (f->connmgrs <= index)
         f->connmgrs = index + 1;
     return result;
@@ -271,11 +284,11 @@ static uint32_t check_log(struct fsck *f, uint32_t kind, uint32_t n, const struc
     return (uint32_t)count;
 }
 
-static uint32_t check_journal_log(struct fsck *f, uint32_t n)
+static uint32_t check_port_log(struct fsck *f, uint32_t n)
 {
-    const struct journal *j = f->journals[n];
+    const struct port_log *p = f->ports[n];
 
-    return check_log(f, SEGMENT_JOURNAL, n, &j->port.redo, j->port.header.bytes,
+    return check_log(f, p->header.kind, n, &p->redo, p->header.bytes,
                      f->arenas[n] ? f->arenas[n]->header.bytes : 0);
 }
 
@@ -289,8 +302,8 @@ uint64_t fsck_finish_steps(struct fsck *f)
     uint64_t words = 0;
 
     for (uint32_t n = 0; n < f->connmgrs; n++)
-        if (f->journals[n] && check_journal_log(f, n)) {
-            struct redo r = {.log = &f->journals[n]->port.redo, .base = (char *)f->journals[n],
+        if (f->ports[n] && check_port_log(f, n)) {
+            struct redo r = {.log = &f->ports[n]->redo, .base = (char *)f->ports[n],
                              .arena = (char *)f->arenas[n]};
             words += redo_recover(&r);
         }
@@ -414,8 +427,8 @@ uint32_t fsck_free_slots(struct fsck *f)
 int fsck_run(struct fsck *f)
 {
     for (uint32_t n = 0; n < f->connmgrs && !f->dead; n++)
-        if (f->journals[n])
-            (void)check_journal_log(f, n);
+        if (f->ports[n])
+            (void)check_port_log(f, n);
     if (f->routing && !f->dead)
         (void)check_routing_log(f);
     for (uint32_t n = 0; n < f->connmgrs; n++) {

@@ -143,7 +143,8 @@ struct fsck {
     uint32_t connmgrs; /* highest index given, + 1 */
     struct conntable *table; /* NULL: not there, or refused */
     struct arena *arenas[PORTS_MAX];
-    struct journal *journals[PORTS_MAX];
+    struct port_log *ports[PORTS_MAX];   /* of every port; of a connmgr the first part of its journal */
+    struct journal *journals[PORTS_MAX]; /* NULL: of a port that is no connmgr, too */
     struct routing *routing;
     struct fsck_queue refs[PORTS_MAX], orders[PORTS_MAX];
 

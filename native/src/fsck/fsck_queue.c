@@ -19,19 +19,19 @@ struct lane { /* one queue: the ring it is filled from, the inbox it is emptied 
 
 static struct lane lane_of(struct fsck *f, uint32_t n, int orders)
 {
-    struct journal *j = f->journals[n];
-    struct routing *r = f->routing && n < f->routing->connmgrs ? f->routing : NULL;
+    struct port_log *p = f->ports[n];
+    struct routing *r = f->routing && n < f->routing->ports ? f->routing : NULL;
     struct lane l = {.n = n, .orders = orders, .from = orders ? 255 : (uint8_t)n,
                      .queue = orders ? &f->orders[n] : &f->refs[n]};
 
     if (orders && r)
         l.ring = &routing_lane(r, n)->orders;
-    if (!orders && j)
-        l.ring = &j->port.refs;
-    if (orders && j) {
-        l.inbox = &j->port.inbox;
-        l.done = &j->port.done;
-        l.applied = &j->port.applied;
+    if (!orders && p)
+        l.ring = &p->refs;
+    if (orders && p) {
+        l.inbox = &p->inbox;
+        l.done = &p->done;
+        l.applied = &p->applied;
     }
     if (!orders && r) {
         l.inbox = &routing_lane(r, n)->inbox;
@@ -42,12 +42,17 @@ static struct lane lane_of(struct fsck *f, uint32_t n, int orders)
     return l;
 }
 
-/* A finding names its lane by the number of the connmgr: the router has one segment for all. */
+static uint32_t port_segment(const struct fsck *f, uint32_t n)
+{
+    return f->ports[n] && f->ports[n]->header.kind == SEGMENT_PORT ? SEGMENT_PORT : SEGMENT_JOURNAL;
+}
+
+/* A finding names its lane by the number of the port: the router has one segment for all. */
 static void add_finding(struct fsck *f, const struct lane *l, int of_receiver, uint32_t code, const uint64_t where[6])
 {
     int of_router = l->orders != of_receiver;
 
-    fsck_add_finding(f, code, of_router ? SEGMENT_ROUTING : SEGMENT_JOURNAL, of_router ? 0 : l->n, where);
+    fsck_add_finding(f, code, of_router ? SEGMENT_ROUTING : port_segment(f, l->n), of_router ? 0 : l->n, where);
 }
 #define say(f, l, of_receiver, code, ...) add_finding(f, l, of_receiver, code, FSCK_ARGS((l)->n, __VA_ARGS__))
 
@@ -394,22 +399,22 @@ static void check_inbox(struct fsck *f, const struct lane *l)
         check_place(f, l, done, pending);
 }
 
-/* J5, and the list of recipients that goes on in the next batch. */
+/* P1, and the list of recipients that goes on in the next batch. */
 static void check_applied(struct fsck *f, uint32_t n)
 {
-    const struct journal *j = f->journals[n];
-    uint64_t done = fsck_load(&j->port.done), applied = fsck_load(&j->port.applied);
-    uint64_t done_after = fsck_load(&j->port.done), seq = fsck_load(&j->port.inbox.batch.seq);
+    const struct port_log *p = f->ports[n];
+    uint64_t done = fsck_load(&p->done), applied = fsck_load(&p->applied);
+    uint64_t done_after = fsck_load(&p->done), seq = fsck_load(&p->inbox.batch.seq);
 
     if (applied < done || applied > done_after + 1)
-        fsck_say(f, FSCK_APPLIED, SEGMENT_JOURNAL, n, 0, 0, 0, 0, applied, done_after);
-    else if (applied == done_after + 1 && seq != applied && fsck_load(&j->port.done) == done_after)
-        fsck_say(f, FSCK_APPLIED_INBOX, SEGMENT_JOURNAL, n, applied, seq);
+        fsck_say(f, FSCK_APPLIED, port_segment(f, n), n, 0, 0, 0, 0, applied, done_after);
+    else if (applied == done_after + 1 && seq != applied && fsck_load(&p->done) == done_after)
+        fsck_say(f, FSCK_APPLIED_INBOX, port_segment(f, n), n, applied, seq);
     for (uint32_t source = 0; source < PORTS_MAX; source++) {
-        uint64_t open = fsck_load(&j->port.open_handle[source]);
+        uint64_t open = fsck_load(&p->open_handle[source]);
 
-        if (open && fsck_meet(f, open) <= 0 && fsck_load(&j->port.open_handle[source]) == open)
-            fsck_say(f, FSCK_OPEN_HANDLE, SEGMENT_JOURNAL, n, open);
+        if (open && fsck_meet(f, open) <= 0 && fsck_load(&p->open_handle[source]) == open)
+            fsck_say(f, FSCK_OPEN_HANDLE, port_segment(f, n), n, open);
     }
 }
 
@@ -428,6 +433,6 @@ void fsck_refs(struct fsck *f, uint32_t n) { check_lane(f, n, 0); }
 void fsck_orders(struct fsck *f, uint32_t n)
 {
     check_lane(f, n, 1);
-    if (f->journals[n])
+    if (f->ports[n])
         check_applied(f, n);
 }

@@ -74,7 +74,7 @@ static void check_routed(struct fsck *f, uint32_t n, uint32_t sub, uint64_t word
     const struct routing *r = f->routing;
     uint32_t epoch = epoch_of(word);
 
-    if (!r || n >= r->connmgrs || ((phase & 0xff) != PHASE_OPEN && (phase & 0xff) != PHASE_GREETED) || f->unreadable_refs[n] ||
+    if (!r || n >= r->ports || ((phase & 0xff) != PHASE_OPEN && (phase & 0xff) != PHASE_GREETED) || f->unreadable_refs[n] ||
         f->had[n][sub] != epoch + 1 || f->under_way[n][sub] == epoch + 1)
         return;
     uint64_t theirs = sub < fsck_load(&r->subs_high[n]) ? fsck_load(&routing_sub(f->routing, n, sub)->word) : 0;
@@ -199,7 +199,7 @@ void fsck_sessions(struct fsck *f)
             used = fsck_load(&f->journals[n]->conns_high);
     for (uint32_t slot = 0; slot < slots && slot < used; slot++)
         check_session(f, slot);
-    for (uint32_t n = 0; n < f->routing->connmgrs; n++)
+    for (uint32_t n = 0; n < f->routing->ports; n++)
         for (uint32_t sub = 0; sub < fsck_load(&f->routing->subs_high[n]); sub++)
             check_routing_sub(f, n, sub);
 }

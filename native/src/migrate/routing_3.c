@@ -130,7 +130,7 @@ static int convert(const struct conversion *c)
 
     if (from->redo.count)
         return -EPROTO;
-    routing_format(to, from->connmgrs, from->sessions, from->subs_each);
+    routing_format(to, from->connmgrs, from->connmgrs, from->sessions, from->subs_each);
     atomic_store(&to->header.magic, 0); /* last, below: it was needed for the offsets */
     to->step = from->step;
     to->cells_high = from->cells_high;

@@ -75,7 +75,7 @@ static int passes(const struct census_filter *f, const struct census_sub *s)
 int census_next(const struct routing *r, uint32_t connmgr, const struct census_filter *filter,
                 uint32_t slots, uint32_t *at, struct census_sub *ret_sub)
 {
-    uint64_t high = connmgr < r->connmgrs ? load(&r->subs_high[connmgr]) : 0;
+    uint64_t high = connmgr < r->ports ? load(&r->subs_high[connmgr]) : 0;
 
     if (high > r->subs_each)
         high = r->subs_each;

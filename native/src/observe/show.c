@@ -145,8 +145,8 @@ void router_show(struct router *rt, struct stats *s)
     now.subjects_cached = index.nodes_cached;
     now.matches = rt->stats.messages - rt->resumed;
     now.builds = index.builds;
-    now.connmgrs = rt->conf.connmgrs;
-    for (uint32_t m = 0; m < rt->conf.connmgrs; m++)
+    now.connmgrs = rt->conf.ports;
+    for (uint32_t m = 0; m < rt->conf.ports; m++)
         now.orders_waiting[m] = BATCH_RING - 1 - batch_out_room(&rt->out[m]);
     stats_publish(s, &rt->stats, sizeof rt->stats, &now, sizeof now);
 }

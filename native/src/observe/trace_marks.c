@@ -2,7 +2,7 @@
  *
  * The structure: none of its own; a mark is an ORDER_TRACE before the orders it is about, once for
  *               each (batch of references, batch of orders). Only references that were tagged by
- *               a connmgr that traces have one (trace.h).
+ *               a port that traces have one (trace.h).
  * Written by:   the router, past committed lengths, with the step its orders are in.
  * Invariants:   a mark and the order that follows it are in the same batch. A mark is left out when
  *               the ring has little room: orders need it more.

@@ -1,6 +1,6 @@
 /* instruct: the orders of the router, and when they leave. The only writer of them.
  *
- * The structure: one ring of orders for each connmgr, in the routing segment (batch.h), records.h.
+ * The structure: one ring of orders for each port, in the routing segment (batch.h), records.h.
  * Written by:   the router, past the committed tails; they become valid with the step they are made in.
  * Invariants:   no function here fails: the caller has made sure of room (router_room).
  * After a crash: what was not committed is overwritten by the step that is repeated.
@@ -11,9 +11,9 @@
 #include "router/router.h"
 
 /* Space for an order; `load` as in struct batch_out. */
-static inline void *instruct_append(struct router *rt, uint32_t connmgr, uint32_t bytes, uint32_t load)
+static inline void *instruct_append(struct router *rt, uint32_t port, uint32_t bytes, uint32_t load)
 {
-    struct batch_out *o = &rt->out[connmgr];
+    struct batch_out *o = &rt->out[port];
 
     if (TRACE_IF(rt->marking))
         router_mark(rt, o, bytes + load);
@@ -33,66 +33,66 @@ static inline void *instruct_append(struct router *rt, uint32_t connmgr, uint32_
 /* ---- about messages ---- */
 
 /* All of a message, or of a run of them, to one recipient. */
-static inline void instruct_deliver_one(struct router *rt, uint32_t connmgr, uint32_t sub, uint64_t handle)
+static inline void instruct_deliver_one(struct router *rt, uint32_t port, uint32_t sub, uint64_t handle)
 {
-    *(struct order_deliver *)instruct_append(rt, connmgr, sizeof(struct order_deliver), 0) =
+    *(struct order_deliver *)instruct_append(rt, port, sizeof(struct order_deliver), 0) =
         (struct order_deliver){.type = ORDER_DELIVER, .limit = 1, .recipients = 1, .only = sub, .handle = handle};
 }
-static inline void instruct_run_one(struct router *rt, uint32_t connmgr, uint32_t sub, uint64_t first, uint32_t messages,
+static inline void instruct_run_one(struct router *rt, uint32_t port, uint32_t sub, uint64_t first, uint32_t messages,
                                     uint32_t load)
 {
-    struct order_run *o = instruct_append(rt, connmgr, order_run_bytes(1), load);
+    struct order_run *o = instruct_append(rt, port, order_run_bytes(1), load);
 
     *o = (struct order_run){.type = ORDER_RUN, .limit = 1, .recipients = 1, .messages = messages, .first = first};
     o->subs[0] = sub;
 }
-/* To `recipients` of this connmgr, whose sub slots the caller stores at instruct_subs(). One of several orders
- * about the message, perhaps: instruct_more() if this connmgr gets a further one, instruct_limit() on the last of
+/* To `recipients` of this port, whose sub slots the caller stores at instruct_subs(). One of several orders
+ * about the message, perhaps: instruct_more() if this port gets a further one, instruct_limit() on the last of
  * all. */
-struct order *instruct_deliver(struct router *rt, uint32_t connmgr, uint32_t recipients, uint64_t handle);
-struct order *instruct_run(struct router *rt, uint32_t connmgr, uint32_t recipients, uint64_t first, uint32_t messages,
+struct order *instruct_deliver(struct router *rt, uint32_t port, uint32_t recipients, uint64_t handle);
+struct order *instruct_run(struct router *rt, uint32_t port, uint32_t recipients, uint64_t first, uint32_t messages,
                            uint32_t load);
 static inline uint32_t *instruct_subs(struct order *o) { return (uint32_t *)order_subs(o); }
 static inline void instruct_more(struct order *o) { o->type |= ORDER_MORE; }
-static inline void instruct_limit(struct order *o, uint32_t connmgrs) { o->limit = (uint8_t)connmgrs; }
+static inline void instruct_limit(struct order *o, uint32_t ports) { o->limit = (uint8_t)ports; }
 /* Nobody gets these messages. */
-void instruct_delete(struct router *rt, uint32_t connmgr, uint64_t first, uint32_t messages);
-void instruct_no_responders(struct router *rt, uint32_t connmgr, uint32_t sub, uint64_t handle);
+void instruct_delete(struct router *rt, uint32_t port, uint64_t first, uint32_t messages);
+void instruct_no_responders(struct router *rt, uint32_t port, uint32_t sub, uint64_t handle);
 
 struct instruct_as { /* how a message of a mode is delivered; lengths of 0: as it was published */
     uint64_t deadline_ns; /* not after this; 0: none */
     const char *subject, *reply;
     uint32_t subject_len, reply_len;
 };
-struct order *instruct_mode(struct router *rt, uint32_t connmgr, uint32_t sub, uint64_t handle, const struct instruct_as *as);
+struct order *instruct_mode(struct router *rt, uint32_t port, uint32_t sub, uint64_t handle, const struct instruct_as *as);
 
 /* ---- about connections and subscriptions ---- */
 
 /* ORDER_OPENED, ORDER_PASSED, ORDER_CLOSED, ORDER_NAME_TAKEN, ORDER_NAME_GIVEN */
-void instruct_conn(struct router *rt, uint32_t connmgr, enum order_type type, uint32_t conn, uint64_t uid);
+void instruct_conn(struct router *rt, uint32_t port, enum order_type type, uint32_t conn, uint64_t uid);
 /* ORDER_UNSUBSCRIBED, ORDER_REFUSED; `sub`: slot | epoch << 32 */
-void instruct_sub(struct router *rt, uint32_t connmgr, enum order_type type, uint32_t conn, uint64_t sub);
-/* The holder of a name is asked whether it is alive, because another connection (of connmgr `from`) wants it. */
-void instruct_name_asked(struct router *rt, uint32_t connmgr, uint32_t holder, uint64_t holder_uid, uint32_t from,
+void instruct_sub(struct router *rt, uint32_t port, enum order_type type, uint32_t conn, uint64_t sub);
+/* The holder of a name is asked whether it is alive, because another connection (of port `from`) wants it. */
+void instruct_name_asked(struct router *rt, uint32_t port, uint32_t holder, uint64_t holder_uid, uint32_t from,
                          const struct ref_ready *r);
-void instruct_hold(struct router *rt, uint32_t connmgr, const struct ref_hold *r);
+void instruct_hold(struct router *rt, uint32_t port, const struct ref_hold *r);
 
 /* ---- what the router itself says ---- */
 
-/* A message of the router's own to `count` sub slots of a connmgr. */
-void instruct_status(struct router *rt, uint32_t connmgr, const uint32_t *slots, uint32_t count,
+/* A message of the router's own to `count` sub slots of a port. */
+void instruct_status(struct router *rt, uint32_t port, const uint32_t *slots, uint32_t count,
                      const struct order_said *head, const char *subject, const char *reply,
                      const char *fields, const char *body);
 /* About the orders behind it (trace_marks.c). */
 void instruct_trace(struct router *rt, struct batch_out *o);
 
 /* When a batch leaves: a full one when the references of a batch are routed, the one being filled when
- * all connmgrs were looked at. */
+ * all ports were looked at. */
 enum instruct_when { INSTRUCT_ROUTED = BATCH_CLOSED, INSTRUCT_LOOKED = BATCH_FILLED };
 /* Batches sent, or a negative errno. Nothing uncommitted may be pending, but for INSTRUCT_ROUTED. */
-static inline int instruct_send(struct router *rt, uint32_t connmgr, enum instruct_when when)
+static inline int instruct_send(struct router *rt, uint32_t port, enum instruct_when when)
 {
-    return batch_out_send(&rt->out[connmgr], (enum batch_flush)when, rt->now_ns);
+    return batch_out_send(&rt->out[port], (enum batch_flush)when, rt->now_ns);
 }
 
 #endif

@@ -1,7 +1,7 @@
 /* route: a message to its recipients, or a run of messages of one sender to one subject.
  *
- * The index gives plain subscribers grouped by connmgr and queue groups to pick one member
- * of. Each connmgr concerned gets one order (or several, the earlier ones marked "more");
+ * The index gives plain subscribers grouped by port and queue groups to pick one member
+ * of. Each port concerned gets one order (or several, the earlier ones marked "more");
  * the touch count rides on the last order of the message. Nobody concerned: the source is
  * told to delete it, or to tell the sender that nobody is listening.
  *
@@ -23,7 +23,7 @@
 /* Counts a message on a queue member (R3: redone by base and stamp). */
 void route_count_pick(struct router *rt, index_sub sub)
 {
-    struct routing_sub *s = routing_sub(rt->seg, INDEX_SUB_CONNMGR(sub), INDEX_SUB_SLOT(sub));
+    struct routing_sub *s = routing_sub(rt->seg, INDEX_SUB_PORT(sub), INDEX_SUB_SLOT(sub));
     uint64_t step = rt->seg->step + 1;
 
     if (s->stamp != step) {
@@ -57,44 +57,44 @@ static uint32_t pick_members(struct router *rt, const struct index_match *m, con
     return count;
 }
 
-/* Lists being written for the connmgrs of one message. */
+/* Lists being written for the ports of one message. */
 struct writer {
     struct router *rt;
     uint64_t handle;
     uint32_t messages, size_each, subject_len;
-    struct order *last; /* the latest order of any connmgr */
-    uint32_t touched;   /* connmgrs, as bits */
+    struct order *last; /* the latest order of any port */
+    uint32_t touched;   /* ports, as bits */
 };
 
-static struct order *new_order(struct writer *w, uint32_t connmgr, uint32_t count)
+static struct order *new_order(struct writer *w, uint32_t port, uint32_t count)
 {
-    w->touched |= 1u << connmgr;
+    w->touched |= 1u << port;
     if (w->messages > 1)
-        w->last = instruct_run(w->rt, connmgr, count, w->handle, w->messages,
+        w->last = instruct_run(w->rt, port, count, w->handle, w->messages,
                                batch_run_load(count, w->messages, w->size_each, w->subject_len));
     else
-        w->last = instruct_deliver(w->rt, connmgr, count, w->handle);
+        w->last = instruct_deliver(w->rt, port, count, w->handle);
     return w->last;
 }
 
-/* `count` slots from `subs` (index ids), then the picks of this connmgr. */
-static void write_list(struct writer *w, uint32_t connmgr, const uint32_t *subs, uint32_t count,
+/* `count` slots from `subs` (index ids), then the picks of this port. */
+static void write_list(struct writer *w, uint32_t port, const uint32_t *subs, uint32_t count,
                        const uint32_t *picks, uint32_t pick_count)
 {
     uint32_t mine = 0, done = 0, pick = 0;
 
     for (uint32_t i = 0; i < pick_count; i++)
-        mine += INDEX_SUB_CONNMGR(picks[i]) == connmgr;
+        mine += INDEX_SUB_PORT(picks[i]) == port;
     for (uint32_t left = count + mine; left;) {
         uint32_t n = left < LIST_MAX ? left : (uint32_t)LIST_MAX;
-        struct order *o = new_order(w, connmgr, n);
+        struct order *o = new_order(w, port, n);
         uint32_t *to = instruct_subs(o);
 
         for (uint32_t i = 0; i < n; i++) {
             if (done < count) {
                 to[i] = INDEX_SUB_SLOT(subs[done++]);
             } else {
-                while (INDEX_SUB_CONNMGR(picks[pick]) != connmgr)
+                while (INDEX_SUB_PORT(picks[pick]) != port)
                     pick++;
                 to[i] = INDEX_SUB_SLOT(picks[pick++]);
             }
@@ -107,7 +107,7 @@ static void write_list(struct writer *w, uint32_t connmgr, const uint32_t *subs,
 
 static uint32_t subject_len(struct router *rt, index_sub sub)
 {
-    return routing_sub(rt->seg, INDEX_SUB_CONNMGR(sub), INDEX_SUB_SLOT(sub))->subject_len;
+    return routing_sub(rt->seg, INDEX_SUB_PORT(sub), INDEX_SUB_SLOT(sub))->subject_len;
 }
 
 /* Of several the one with the longest subject: that of its inbox, not one that listens to all. */
@@ -136,7 +136,7 @@ static int nobody(struct router *rt, uint32_t from, const struct ref_message *r,
     if (r->flags & REF_NO_RESPONDERS) {
         uint32_t sub = route_own_sub(rt, r->conn, ref_reply(r), r->reply_len);
 
-        if (sub != ROUTER_NONE && INDEX_SUB_CONNMGR(sub) == from) {
+        if (sub != ROUTER_NONE && INDEX_SUB_PORT(sub) == from) {
             rt->stats.no_responders++;
             instruct_no_responders(rt, from, INDEX_SUB_SLOT(sub), handle);
             return 1;
@@ -168,16 +168,16 @@ void route_drop_spent(struct router *rt)
     while (rt->spent_count) {
         index_sub sub = rt->spent[--rt->spent_count];
 
-        uint32_t connmgr = INDEX_SUB_CONNMGR(sub), slot = INDEX_SUB_SLOT(sub);
-        uint64_t word = routing_sub(rt->seg, connmgr, slot)->word;
+        uint32_t port = INDEX_SUB_PORT(sub), slot = INDEX_SUB_SLOT(sub);
+        uint64_t word = routing_sub(rt->seg, port, slot)->word;
 
-        session_drop_sub(rt, connmgr, slot, 1);
-        instruct_sub(rt, connmgr, ORDER_UNSUBSCRIBED, (uint32_t)word, slot | (word & ROUTING_EPOCH));
+        session_drop_sub(rt, port, slot, 1);
+        instruct_sub(rt, port, ORDER_UNSUBSCRIBED, (uint32_t)word, slot | (word & ROUTING_EPOCH));
     }
 }
 
 /* A list so long that no ring can hold it at once: plain recipients go out piece by piece, each
- * piece a step of its own (R4); then the last order of each connmgr. */
+ * piece a step of its own (R4); then the last order of each port. */
 static int route_huge(struct router *rt, uint32_t from, uint64_t handle, const uint32_t *subs, uint32_t count)
 {
     struct routing_in *in = &rt->seg->in[from];
@@ -187,20 +187,20 @@ static int route_huge(struct router *rt, uint32_t from, uint64_t handle, const u
     while (at < count && subs[at] < in->progress)
         at++;
     while (at < count) {
-        uint32_t connmgr = INDEX_SUB_CONNMGR(subs[at]), n = 0;
+        uint32_t port = INDEX_SUB_PORT(subs[at]), n = 0;
 
-        while (at + n < count && n < LIST_MAX && INDEX_SUB_CONNMGR(subs[at + n]) == connmgr)
+        while (at + n < count && n < LIST_MAX && INDEX_SUB_PORT(subs[at + n]) == port)
             n++;
-        if (!router_room(rt, connmgr, 2))
+        if (!router_room(rt, port, 2))
             return 0;
-        write_list(&w, connmgr, subs + at, n, NULL, 0);
+        write_list(&w, port, subs + at, n, NULL, 0);
         instruct_more(w.last);
         at += n;
         redo_put(&rt->redo, &in->progress, subs[at - 1] + 1ULL);
-        redo_put(&rt->redo, &in->touched, in->touched | 1ULL << connmgr);
+        redo_put(&rt->redo, &in->touched, in->touched | 1ULL << port);
         router_commit(rt);
         CRASH(ROUTE_PIECE);
-        (void)instruct_send(rt, connmgr, INSTRUCT_ROUTED);
+        (void)instruct_send(rt, port, INSTRUCT_ROUTED);
     }
     return 1;
 }
@@ -249,7 +249,7 @@ static int route_many(struct router *rt, uint32_t from, const struct ref_message
         /* Each pick may also end a membership: an order of four words. */
         uint32_t need = batches_for(count + 5 * m->group_count);
 
-        for (uint32_t i = 0; i < rt->conf.connmgrs; i++)
+        for (uint32_t i = 0; i < rt->conf.ports; i++)
             if (!router_room(rt, i, need))
                 return 0;
     } else {
@@ -258,7 +258,7 @@ static int route_many(struct router *rt, uint32_t from, const struct ref_message
         sort_ids(rt->sorted, count);
         if (!route_huge(rt, from, handle, subs, count))
             return 0;
-        for (uint32_t i = 0; i < rt->conf.connmgrs; i++)
+        for (uint32_t i = 0; i < rt->conf.ports; i++)
             if (!router_room(rt, i, BATCH_RING / 4))
                 return 0;
     }
@@ -268,27 +268,27 @@ static int route_many(struct router *rt, uint32_t from, const struct ref_message
 
     for (uint32_t i = 0; i < picked; i++) {
         route_count_pick(rt, rt->picks[i]);
-        mask |= 1u << INDEX_SUB_CONNMGR(rt->picks[i]);
+        mask |= 1u << INDEX_SUB_PORT(rt->picks[i]);
     }
     if (huge) { /* all plain ones are ordered: close each list, with the picks if there are any */
         for (uint32_t left = (uint32_t)rt->seg->in[from].touched; left; left &= left - 1) {
-            uint32_t connmgr = (uint32_t)__builtin_ctz(left);
+            uint32_t port = (uint32_t)__builtin_ctz(left);
 
-            write_list(&w, connmgr, NULL, 0, rt->picks, picked);
-            if (!(w.touched & 1u << connmgr))
-                new_order(&w, connmgr, 0);
-            mask &= ~(1u << connmgr);
+            write_list(&w, port, NULL, 0, rt->picks, picked);
+            if (!(w.touched & 1u << port))
+                new_order(&w, port, 0);
+            mask &= ~(1u << port);
         }
         redo_put(&rt->redo, &rt->seg->in[from].progress, 0);
         redo_put(&rt->redo, &rt->seg->in[from].touched, 0);
     }
     for (uint32_t i = 0; !huge && i < count;) {
-        uint32_t connmgr = INDEX_SUB_CONNMGR(subs[i]), n = 1;
+        uint32_t port = INDEX_SUB_PORT(subs[i]), n = 1;
 
-        while (i + n < count && INDEX_SUB_CONNMGR(subs[i + n]) == connmgr)
+        while (i + n < count && INDEX_SUB_PORT(subs[i + n]) == port)
             n++;
-        write_list(&w, connmgr, subs + i, n, rt->picks, picked);
-        mask &= ~(1u << connmgr);
+        write_list(&w, port, subs + i, n, rt->picks, picked);
+        mask &= ~(1u << port);
         i += n;
     }
     for (; mask; mask &= mask - 1)
@@ -328,15 +328,15 @@ static inline int route_some(struct router *rt, uint32_t from, const struct ref_
         return nobody(rt, from, r, handle, messages);
     if (m->count != 1 || m->group_count || (r->flags & REF_NO_ECHO && m->conns[0] == r->conn))
         return route_many(rt, from, r, m, handle, messages);
-    uint32_t connmgr = INDEX_SUB_CONNMGR(m->subs[0]), sub = INDEX_SUB_SLOT(m->subs[0]);
+    uint32_t port = INDEX_SUB_PORT(m->subs[0]), sub = INDEX_SUB_SLOT(m->subs[0]);
 
-    if (!router_room(rt, connmgr, 0))
+    if (!router_room(rt, port, 0))
         return 0;
     rt->stats.deliveries += messages;
     if (messages == 1)
-        instruct_deliver_one(rt, connmgr, sub, handle);
+        instruct_deliver_one(rt, port, sub, handle);
     else
-        instruct_run_one(rt, connmgr, sub, handle, messages,
+        instruct_run_one(rt, port, sub, handle, messages,
                          batch_run_load(1, messages, r->size / ref_messages(r), r->subject_len));
     return 1;
 }

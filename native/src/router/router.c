@@ -10,7 +10,7 @@
 #include <sys/epoll.h>
 #include <unistd.h>
 
-#define TAG_ROOM 64u /* plus connmgr: its orders queue has room again */
+#define TAG_ROOM 64u /* plus port: its orders queue has room again */
 #define PREFETCH_LINE 12u
 #define PREFETCH_NODE 6u
 
@@ -18,8 +18,8 @@ int router_open(const struct router_conf *conf, struct routing *seg, const int *
                 const int *orders_queues, struct router **ret_rt)
 {
     struct router *rt = reserve(sizeof(*rt));
-    struct index_conf ic = {conf->connmgrs, seg->subs_each, conf->subjects};
-    uint64_t subs = (uint64_t)conf->connmgrs * seg->subs_each;
+    struct index_conf ic = {conf->ports, seg->subs_each, conf->subjects};
+    uint64_t subs = (uint64_t)conf->ports * seg->subs_each;
     uint64_t sorted = subs > ROUTING_CELLS ? subs : ROUTING_CELLS;
 
     if (!rt)
@@ -43,7 +43,7 @@ int router_open(const struct router_conf *conf, struct routing *seg, const int *
     memset(rt->session_subs, 0xff, (size_t)seg->sessions * 4);
     rt->redo.log = &seg->redo;
     rt->redo.base = (char *)seg;
-    for (uint32_t i = 0; i < conf->connmgrs; i++) {
+    for (uint32_t i = 0; i < conf->ports; i++) {
         struct epoll_event in = {.events = EPOLLIN, .data.u32 = i};
         struct epoll_event room = {.events = 0, .data.u32 = TAG_ROOM + i};
 
@@ -70,7 +70,7 @@ const struct router_stats *router_get_stats(const struct router *rt) { return &r
 int router_start(struct router *rt)
 {
     rt->stats.found_words = redo_recover(&rt->redo);
-    for (uint32_t i = 0; i < rt->conf.connmgrs; i++) {
+    for (uint32_t i = 0; i < rt->conf.ports; i++) {
         struct batch_ring *ring = rt->out[i].ring;
 
         batch_out_open(&rt->out[i], ring, rt->out[i].queue, 255);
@@ -86,7 +86,7 @@ int router_start(struct router *rt)
 void router_commit(struct router *rt)
 {
     CRASH(ROUTE_STEP);
-    for (uint32_t i = 0; i < rt->conf.connmgrs; i++)
+    for (uint32_t i = 0; i < rt->conf.ports; i++)
         batch_out_put(&rt->out[i], &rt->redo);
     redo_put(&rt->redo, &rt->seg->step, rt->seg->step + 1);
     redo_commit(&rt->redo);
@@ -142,7 +142,7 @@ static __attribute__((noinline)) int handle_alone(struct router *rt, uint32_t fr
     return done;
 }
 
-/* Processes the batch in the inbox of connmgr `from`. 1: finished; 0: no room in a ring. */
+/* Processes the batch in the inbox of port `from`. 1: finished; 0: no room in a ring. */
 static int process(struct router *rt, uint32_t from)
 {
     struct routing_in *in = &rt->seg->in[from];
@@ -191,13 +191,13 @@ static int process(struct router *rt, uint32_t from)
     return 1;
 }
 
-/* Every busy connection gets the same share, however connections are spread: a connmgr with few of
+/* Every busy connection gets the same share, however connections are spread: a port with few of
  * them finishes its passes sooner, and then waits for the other busy ones to have made as many.
  * Its queue fills meanwhile, and it stops reading. One that says it is busy and does not come is
  * not waited for longer than ROUTER_PATIENCE_NS. */
 static int fair_may_go(struct router *rt, uint32_t m)
 {
-    for (uint32_t k = 0; rt->busy[m] && k < rt->conf.connmgrs; k++) {
+    for (uint32_t k = 0; rt->busy[m] && k < rt->conf.ports; k++) {
         if (k == m || !rt->busy[k] || rt->passes[m] <= rt->passes[k] + ROUTER_AHEAD_MAX)
             continue;
         if (!rt->behind_ns[k])
@@ -214,21 +214,21 @@ static void fair_account(struct router *rt, uint32_t m, uint16_t rounds)
 {
     rt->behind_ns[m] = 0;
     if (!rt->busy[m]) /* who was idle has saved nothing up */
-        for (uint32_t k = 0; k < rt->conf.connmgrs; k++)
+        for (uint32_t k = 0; k < rt->conf.ports; k++)
             if (rt->busy[k] && rt->passes[k] > rt->passes[m])
                 rt->passes[m] = rt->passes[k];
     rt->passes[m] += batch_rounds_passes(rounds);
     rt->busy[m] = batch_rounds_more(rounds);
 }
 
-/* Takes what connmgr `from` has, up to the end of a round. 1: there may be more. */
+/* Takes what port `from` has, up to the end of a round. 1: there may be more. */
 static int visit(struct router *rt, uint32_t from)
 {
     struct routing_in *in = &rt->seg->in[from];
     struct batch_inbox *inbox = &routing_lane(rt->seg, from)->inbox;
 
     for (int i = 0; i < ROUTER_BATCHES_A_VISIT; i++) {
-        rt->ahead[from] = rt->conf.connmgrs > 1 && !fair_may_go(rt, from);
+        rt->ahead[from] = rt->conf.ports > 1 && !fair_may_go(rt, from);
         if (rt->ahead[from]) {
             rt->holding = 1;
             return 0;
@@ -244,7 +244,7 @@ static int visit(struct router *rt, uint32_t from)
         rt->marking = 0;
         if (done < 0)
             return done;
-        for (uint32_t m = 0; m < rt->conf.connmgrs; m++)
+        for (uint32_t m = 0; m < rt->conf.ports; m++)
             (void)instruct_send(rt, m, INSTRUCT_ROUTED);
         if (done == 0) {
             rt->stuck[from] = 1;
@@ -276,7 +276,7 @@ static void arm(struct router *rt, uint32_t m)
     }
 }
 
-/* One look at every connmgr. 1: more to do, 0: nothing left, negative errno. */
+/* One look at every port. 1: more to do, 0: nothing left, negative errno. */
 static int look(struct router *rt)
 {
     int more = 0;
@@ -285,7 +285,7 @@ static int look(struct router *rt)
     if (next_ns && next_ns <= rt->now_ns)
         modes_expire(rt);
     rt->holding = 0;
-    for (uint32_t m = 0; m < rt->conf.connmgrs; m++) {
+    for (uint32_t m = 0; m < rt->conf.ports; m++) {
         rt->stuck[m] = 0;
         int got = visit(rt, m);
 
@@ -295,13 +295,13 @@ static int look(struct router *rt)
     }
     if (TRACE_IF(rt->marked_look))
         router_mark_end(rt);
-    for (uint32_t m = 0; m < rt->conf.connmgrs; m++) {
+    for (uint32_t m = 0; m < rt->conf.ports; m++) {
         int sent = instruct_send(rt, m, INSTRUCT_LOOKED);
 
         if (sent < 0)
             return sent;
         /* Room was made for an input that waits: look again before sleeping. */
-        for (uint32_t k = 0; sent > 0 && k < rt->conf.connmgrs; k++)
+        for (uint32_t k = 0; sent > 0 && k < rt->conf.ports; k++)
             more |= rt->stuck[k];
     }
     return more;
@@ -330,7 +330,7 @@ static int await(struct router *rt, int sleep_ms)
 
     rt->spin_seen = spin_work(rt->stats.messages, rt->bytes);
     if (more == 0) {
-        for (uint32_t m = 0; m < rt->conf.connmgrs; m++)
+        for (uint32_t m = 0; m < rt->conf.ports; m++)
             arm(rt, m);
         if (rt->holding) /* until its patience ends */
             sleep_ms = 1;

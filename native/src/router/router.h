@@ -1,7 +1,7 @@
 /* router: the routing of references, in private memory derived from the routing segment.
  *
- * One turn (router_turn) takes batches of references from each connmgr in turn, up to the
- * end of its round, and appends orders to the rings of the connmgrs concerned.
+ * One turn (router_turn) takes batches of references from each port in turn, up to the
+ * end of its round, and appends orders to the rings of the ports concerned.
  *
  *   router.c      opening, the turn, start
  *   route.c       one message to its recipients
@@ -22,15 +22,15 @@
 #include <stdlib.h>
 
 #define ROUTER_NONE UINT32_MAX
-#define ROUTER_BATCHES_A_VISIT 16 /* of one connmgr before the next, if no round ends sooner */
-#define ROUTER_AHEAD_MAX 8u            /* passes one connmgr may be ahead of a busy one */
+#define ROUTER_BATCHES_A_VISIT 16 /* of one port before the next, if no round ends sooner */
+#define ROUTER_AHEAD_MAX 8u            /* passes one port may be ahead of a busy one */
 #define ROUTER_PATIENCE_NS 100000000ULL /* how long others wait for a busy one that is behind: much more
                                          * than it may have to wait for a core, less than a restart */
 #define ROUTER_REDO_SOFT (REDO_PAIRS_MAX / 2) /* words of a step before it ends; a message adds 4096 at most */
 #define ROUTER_REFS_MAX (BATCH_BYTES / REF_BYTES_MIN)
 
 API struct router_conf {
-    uint32_t connmgrs;
+    uint32_t ports;
     uint32_t subjects; /* capacity of the index */
     uint32_t spin_adaptive;
     uint64_t spin_ns;  /* see spin.h */
@@ -60,9 +60,9 @@ struct router {
     struct batch_out out[PORTS_MAX];
     mqd_t refs[PORTS_MAX];
     int armed[PORTS_MAX]; /* waiting for room in the orders queue */
-    int stuck[PORTS_MAX]; /* the input of this connmgr waits for room in a ring */
+    int stuck[PORTS_MAX]; /* the input of this port waits for room in a ring */
     int listening[PORTS_MAX];
-    /* Fairness between connmgrs, see fair_may_go(). */
+    /* Fairness between ports, see fair_may_go(). */
     uint64_t passes[PORTS_MAX];
     uint64_t behind_ns[PORTS_MAX]; /* since when somebody waits for it; 0: nobody does */
     int busy[PORTS_MAX];  /* it had more to read at the end of its last round */
@@ -76,7 +76,7 @@ struct router {
     uint32_t changing;   /* the step being made holds changes, not messages (R3) */
     uint32_t stepping;   /* something is uncommitted */
     uint32_t routed;     /* messages of the present reference, a run, that are; see routing_in */
-    struct sub_chain *chains;  /* by connmgr * subs_each + slot */
+    struct sub_chain *chains;  /* by port * subs_each + slot */
     uint32_t *session_subs;    /* first subscription of each session */
     uint32_t *cell_free, cell_free_count;
     uint32_t *sorted;          /* scratch for lists longer than a ring */
@@ -104,7 +104,7 @@ API const struct router_stats *router_get_stats(const struct router *rt);
 
 /* ---- between the C files ---- */
 void router_commit(struct router *rt);
-/* The same, and the next reference of connmgr `from` is the one at `at` in its batch. */
+/* The same, and the next reference of port `from` is the one at `at` in its batch. */
 void router_commit_at(struct router *rt, uint32_t from, uint64_t at);
 /* All of a reference. 1: done; 0: a ring has no room for the next message (rt->routed says which of
  * a run), of which nothing was changed. */
@@ -118,21 +118,21 @@ void route_drop_spent(struct router *rt);
 int session_handle(struct router *rt, uint32_t from, const struct ref *r);
 int session_start(struct router *rt);
 /* with_step: the change becomes valid with the step being made, not at once. */
-void session_drop_sub(struct router *rt, uint32_t connmgr, uint32_t slot, int with_step);
+void session_drop_sub(struct router *rt, uint32_t port, uint32_t slot, int with_step);
 
 void router_mark_begin(struct router *rt, uint32_t from, const struct batch *b);
 void router_mark_end(struct router *rt);
 void router_mark(struct router *rt, struct batch_out *o, uint32_t bytes);
 
-/* Where the reference is in the batch of connmgr `from`. */
+/* Where the reference is in the batch of port `from`. */
 static inline uint64_t router_at(const struct router *rt, uint32_t from, const void *r)
 {
     return (uint64_t)((const char *)r - (const char *)&routing_lane(rt->seg, from)->inbox);
 }
 
-static inline int router_room(const struct router *rt, uint32_t connmgr, uint32_t batches)
+static inline int router_room(const struct router *rt, uint32_t port, uint32_t batches)
 {
-    return batch_out_room(&rt->out[connmgr]) > batches;
+    return batch_out_room(&rt->out[port]) > batches;
 }
 
 #endif

@@ -1,13 +1,13 @@
 /* routing: the primary state of the router. Its process keeps only the subject index and
  * lists, rebuilt from here at start.
  *
- *   struct routing | per connmgr: inbox, ring of orders (prefaulted) | sessions |
- *   subscriptions, one array per connmgr | text cells | requests | legs | names (modes.h)
+ *   struct routing | per port: inbox, ring of orders (prefaulted) | sessions |
+ *   subscriptions, one array per port | text cells | requests | legs | names (modes.h)
  *
  * Created by:   the router, under its lease. Mapped and written by: the router alone.
  * Invariants:
  *   R1  A word marked "redo" changes only through the redo log.
- *   R2  A subscription is named by (connmgr, slot): the connmgr gave it the slot and an epoch.
+ *   R2  A subscription is named by (port, slot): the port gave it the slot and an epoch.
  *       It is there when ROUTING_ACTIVE is set; its other fields were written before that.
  *   R3  Input is processed in steps. The outputs of a step lie past the committed tails of
  *       the rings; the redo log makes them, and the place reached in the input, valid
@@ -17,7 +17,7 @@
  *   R4  in.done + 1 is the batch in the inbox, if its sequence field says so; in.at is how
  *       far it was processed; if a run is there, in.routed of its messages are. For lists longer than a whole ring, ordered in pieces by
  *       ascending subscription: in.progress is the last one ordered + 1, in.touched the
- *       connmgrs that got pieces. The list may change between two pieces.
+ *       ports that got pieces. The list may change between two pieces.
  *   R5  A request, one of its legs or a name is there while MODE_USED is set in its word (redo);
  *       its other fields were written before that and do not change. A used leg is of a used
  *       request, and a used request has a used leg. Their connections have sessions, and so has
@@ -45,7 +45,7 @@
 
 struct routing_session {
     uint64_t uid;     /* single store; 0: none */
-    uint64_t word;    /* single store: connmgr << 32 | options (enum conn_option) once READY */
+    uint64_t word;    /* single store: port << 32 | options (enum conn_option) once READY */
     uint32_t account;   /* before `uid`, as all that follow: its subject space; 0: the global one */
     uint32_t principal; /* whom admission found it to be; 0: nobody in particular */
     uint32_t permits;   /* permission set; 0: everything is allowed */
@@ -59,7 +59,7 @@ _Static_assert(sizeof(struct routing_session) == 64, "one cache line");
 struct routing_sub {
     uint64_t word;    /* single store (redo when a max was reached): ROUTING_ACTIVE | epoch << 32 | conn slot */
     uint64_t uid;     /* of the session */
-    uint64_t max;     /* single store; queue groups only: plain ones are counted by the connmgr */
+    uint64_t max;     /* single store; queue groups only: plain ones are counted by the port */
     uint64_t routed;  /* queue groups: messages sent its way; with base and stamp */
     uint64_t base;    /* `routed` before step `stamp` */
     uint64_t stamp;
@@ -88,17 +88,17 @@ struct routing_in {
     uint64_t pad[2];
 };
 
-struct routing_lane { /* one connmgr */
+struct routing_lane { /* one port */
     struct batch_inbox inbox;
     struct batch_ring orders;
 };
 
 struct routing {
     struct segment_header header;
-    uint32_t connmgrs, sessions, subs_each, cells;  /* creator, once */
+    uint32_t ports, sessions, subs_each, cells;  /* creator, once */
     uint64_t lanes_at, sessions_at, subs_at, cells_at; /* creator, once */
     uint64_t requests_at, legs_at, names_at; /* creator, once */
-    uint8_t ports[PORTS_MAX]; /* creator, once: enum port_kind of each index */
+    uint8_t kinds[PORTS_MAX]; /* creator, once: enum port_kind of each index */
     uint64_t reserved0[11];
     uint64_t step;      /* redo: steps committed */
     uint64_t cells_high; /* single stores, only grow, raised before use */
@@ -152,23 +152,24 @@ struct mode_name { /* by slot of the connection; R5 */
 };
 _Static_assert(sizeof(struct mode_name) == 128, "two cache lines");
 
-API uint64_t routing_bytes(uint32_t connmgrs, uint32_t sessions, uint32_t subs_each);
+API uint64_t routing_bytes(uint32_t ports, uint32_t sessions, uint32_t subs_each);
 /* The part that must be resident: everything before the sessions. */
-API uint64_t routing_hot_bytes(uint32_t connmgrs);
+API uint64_t routing_hot_bytes(uint32_t ports);
 API uint64_t routing_fingerprint(void);
-API void routing_format(struct routing *r, uint32_t connmgrs, uint32_t sessions, uint32_t subs_each);
+/* The first `connmgrs` of the ports are that. */
+API void routing_format(struct routing *r, uint32_t ports, uint32_t connmgrs, uint32_t sessions, uint32_t subs_each);
 
-static inline struct routing_lane *routing_lane(struct routing *r, uint32_t connmgr)
+static inline struct routing_lane *routing_lane(struct routing *r, uint32_t port)
 {
-    return (struct routing_lane *)((char *)r + r->lanes_at) + connmgr;
+    return (struct routing_lane *)((char *)r + r->lanes_at) + port;
 }
 static inline struct routing_session *routing_sessions(struct routing *r)
 {
     return (struct routing_session *)((char *)r + r->sessions_at);
 }
-static inline struct routing_sub *routing_sub(struct routing *r, uint32_t connmgr, uint32_t slot)
+static inline struct routing_sub *routing_sub(struct routing *r, uint32_t port, uint32_t slot)
 {
-    return (struct routing_sub *)((char *)r + r->subs_at) + (uint64_t)connmgr * r->subs_each + slot;
+    return (struct routing_sub *)((char *)r + r->subs_at) + (uint64_t)port * r->subs_each + slot;
 }
 static inline struct routing_cell *routing_cells(struct routing *r)
 {

@@ -1,6 +1,6 @@
 /* session: sessions and subscriptions of the router (R1, R2).
  *
- * Every change is idempotent: a step that is repeated after a crash, or a connmgr that says
+ * Every change is idempotent: a step that is repeated after a crash, or a port that says
  * the same thing again, leaves the same table and is answered again. So the words are stored
  * at once, not through the redo log. Text longer than the record continues in cells.
  */
@@ -69,7 +69,7 @@ static void free_text(struct router *rt, const struct routing_sub *s)
 
 static struct sub_chain *chain(struct router *rt, index_sub sub)
 {
-    return &rt->chains[(uint64_t)INDEX_SUB_CONNMGR(sub) * rt->seg->subs_each + INDEX_SUB_SLOT(sub)];
+    return &rt->chains[(uint64_t)INDEX_SUB_PORT(sub) * rt->seg->subs_each + INDEX_SUB_SLOT(sub)];
 }
 
 static void link_sub(struct router *rt, index_sub sub, uint32_t conn)
@@ -95,12 +95,12 @@ static void unlink_sub(struct router *rt, index_sub sub, uint32_t conn)
 }
 
 /* Takes an active subscription out of the table, the index and its session. */
-void session_drop_sub(struct router *rt, uint32_t connmgr, uint32_t slot, int with_step)
+void session_drop_sub(struct router *rt, uint32_t port, uint32_t slot, int with_step)
 {
-    struct routing_sub *s = routing_sub(rt->seg, connmgr, slot);
+    struct routing_sub *s = routing_sub(rt->seg, port, slot);
 
-    (void)index_remove(rt->index, INDEX_SUB(connmgr, slot));
-    unlink_sub(rt, INDEX_SUB(connmgr, slot), (uint32_t)s->word);
+    (void)index_remove(rt->index, INDEX_SUB(port, slot));
+    unlink_sub(rt, INDEX_SUB(port, slot), (uint32_t)s->word);
     free_text(rt, s);
     if (with_step) /* a repeated step of messages must find it still there */
         redo_put(&rt->redo, &s->word, s->word & ~ROUTING_ACTIVE);
@@ -144,7 +144,7 @@ static int close_session(struct router *rt, uint32_t from, const struct ref_clos
         while (rt->session_subs[r->conn] != ROUTER_NONE) {
             index_sub sub = rt->session_subs[r->conn];
 
-            session_drop_sub(rt, INDEX_SUB_CONNMGR(sub), INDEX_SUB_SLOT(sub), 0);
+            session_drop_sub(rt, INDEX_SUB_PORT(sub), INDEX_SUB_SLOT(sub), 0);
         }
         s->uid = 0; /* "session.closed" */
         CRASH(SESSION_CLOSED);
@@ -219,7 +219,7 @@ static int unsubscribe(struct router *rt, uint32_t from, const struct ref_unsubs
  * that consumer says it again. */
 static void pass_hold(struct router *rt, const struct ref_hold *r)
 {
-    if (r->publisher_port < rt->conf.connmgrs && router_room(rt, (uint32_t)r->publisher_port, 1))
+    if (r->publisher_port < rt->conf.ports && router_room(rt, (uint32_t)r->publisher_port, 1))
         instruct_hold(rt, (uint32_t)r->publisher_port, r);
 }
 
@@ -267,7 +267,7 @@ int session_start(struct router *rt)
     uint8_t *used = (uint8_t *)rt->sorted; /* scratch, zeroed */
     int count = 0;
 
-    for (uint32_t m = 0; m < seg->connmgrs; m++) {
+    for (uint32_t m = 0; m < seg->ports; m++) {
         for (uint32_t slot = 0; slot < seg->subs_high[m]; slot++) {
             struct routing_sub *s = routing_sub(seg, m, slot);
 

@@ -13,6 +13,16 @@ void port_format(struct port_log *log, uint32_t index, uint32_t kind)
     batch_ring_format(&log->refs);
 }
 
+uint64_t port_hot_bytes(void) { return page_up(sizeof(struct port_log)); }
+uint64_t port_bytes(uint64_t own) { return port_hot_bytes() + page_up(own); }
+uint64_t port_fingerprint(void) { return SEGMENT_FINGERPRINT(sizeof(struct port_log), BATCH_VERSION); }
+
+void port_segment_format(struct port_log *log, uint32_t index, uint64_t own)
+{
+    port_format(log, index, PORT_ALONE);
+    segment_format(log, SEGMENT_PORT, PORT_LAYOUT, port_fingerprint(), port_bytes(own));
+}
+
 int port_open(struct port *p, struct port_log *log, int refs_queue, int orders_queue)
 {
     p->log = log;
@@ -48,6 +58,54 @@ uint32_t port_recover(struct port *p, uint64_t *ret_batches)
     batch_out_open(&p->refs, &log->refs, p->refs.queue, (uint8_t)p->index);
     return words;
 }
+
+/* ---- references ---- */
+
+void port_refer_open(struct port *p, uint32_t conn, uint64_t uid, const char *ip, uint64_t now_ns)
+{
+    uint32_t len = (uint32_t)strlen(ip), bytes = ref_bytes(len);
+    struct ref_open *r = batch_out_append(&p->refs, bytes, now_ns);
+
+    *r = (struct ref_open){.type = REF_OPEN, .ip_len = (uint16_t)len, .bytes = (uint16_t)bytes, .conn = conn, .uid = uid};
+    memcpy(r->ip, ip, len);
+}
+
+void port_refer_subscribe(struct port *p, uint32_t conn, uint64_t sub, const void *subject, uint32_t subject_len,
+                          const void *queue, uint32_t queue_len, uint64_t now_ns)
+{
+    uint32_t bytes = ref_bytes(subject_len + queue_len);
+    struct ref_subscribe *r = batch_out_append(&p->refs, bytes, now_ns);
+
+    *r = (struct ref_subscribe){.type = REF_SUBSCRIBE, .subject_len = (uint16_t)subject_len, .queue_len = (uint16_t)queue_len,
+                                .bytes = (uint16_t)bytes, .conn = conn, .sub = sub};
+    memcpy(r->text, subject, subject_len);
+    if (queue_len)
+        memcpy(r->text + subject_len, queue, queue_len);
+}
+
+void port_refer_unsubscribe(struct port *p, uint32_t conn, uint64_t sub, uint64_t max, uint64_t now_ns)
+{
+    struct ref_unsubscribe *r = batch_out_append(&p->refs, sizeof(*r), now_ns);
+
+    *r = (struct ref_unsubscribe){.type = REF_UNSUBSCRIBE, .max_len = sizeof(r->max), .bytes = sizeof(*r), .conn = conn,
+                                  .sub = sub, .max = max};
+}
+
+void port_refer_close(struct port *p, uint32_t conn, uint64_t uid, uint64_t now_ns)
+{
+    struct ref_close *r = batch_out_append(&p->refs, sizeof(*r), now_ns);
+
+    *r = (struct ref_close){.type = REF_CLOSE, .bytes = sizeof(*r), .conn = conn, .uid = uid};
+}
+
+int port_refer_commit(struct port *p, uint64_t now_ns)
+{
+    batch_out_put(&p->refs, &p->redo);
+    redo_commit(&p->redo);
+    return batch_out_send(&p->refs, BATCH_FILLED, now_ns);
+}
+
+/* ---- orders ---- */
 
 int port_receive(struct port *p)
 {
@@ -114,6 +172,44 @@ int port_process(struct port *p, const struct port_owner *with, void *owner)
     log->done = b->seq; /* "orders.done" */
     CRASH(ORDERS_DONE);
     return 0;
+}
+
+int port_next(struct port *p, const struct batch *b, uint32_t *at, struct port_delivery *ret)
+{
+    while (*at < b->bytes) {
+        const struct order *o = batch_order(b, *at);
+        uint8_t type = o->type & (uint8_t)~ORDER_MORE;
+
+        *at += order_bytes(o);
+        if (*at > b->bytes)
+            return -EBADMSG;
+        if (type != ORDER_DELIVER && type != ORDER_RUN && type != ORDER_MODE) {
+            if (order_has_message(o))
+                port_note(p, o);
+            continue;
+        }
+        port_delivered(p, o);
+        *ret = (struct port_delivery){.first = order_handle(o), .messages = order_messages(o), .recipients = 1,
+                                      .subs = &((const struct order_mode *)o)->sub};
+        if (type != ORDER_MODE) {
+            ret->recipients = order_recipients(o);
+            ret->subs = order_subs(o);
+        }
+        if (ret->recipients) /* the end of a list that was ordered in pieces has none */
+            return 1;
+    }
+    return 0;
+}
+
+/* ---- bodies ---- */
+
+void port_describe(const struct port *p, uint64_t handle, struct port_message *ret)
+{
+    const struct arena_entry *e = port_entry(p, handle);
+    const uint8_t *data = arena_data(p->arenas[handle_source(handle)], e->chunk);
+
+    *ret = (struct port_message){.subject = (const char *)data + e->subject, .subject_len = e->subject_len,
+                                 .header_len = e->header_len, .total_len = e->total_len, .conn = e->conn};
 }
 
 void port_read(const struct port *p, uint64_t handle, uint32_t at, void *to, uint32_t len)

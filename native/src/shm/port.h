@@ -73,6 +73,16 @@ API struct port {
 };
 
 API void port_format(struct port_log *log, uint32_t index, uint32_t kind);
+
+/* The segment of a port that has no clients: its log, then `own` bytes that are its owner's alone, at
+ * port_own(). They change by the redo of the port, or past lengths that do. */
+#define PORT_LAYOUT 1
+API uint64_t port_hot_bytes(void); /* what must be resident: the log */
+API uint64_t port_bytes(uint64_t own);
+API uint64_t port_fingerprint(void);
+API void port_segment_format(struct port_log *log, uint32_t index, uint64_t own);
+API static inline void *port_own(struct port_log *log) { return (char *)log + page_up(sizeof(*log)); }
+
 /* 0, or -ENOMEM. The queues are those of this port. */
 API int port_open(struct port *p, struct port_log *log, int refs_queue, int orders_queue);
 /* Makes the bodies of port `index` readable. Its own: redo reaches it. */
@@ -80,6 +90,19 @@ API int port_add_arena(struct port *p, uint32_t index, struct arena *arena);
 /* At start: finishes a committed step, returns how many words it stored, and counts batches that were received
  * and not processed, or not sent. */
 API uint32_t port_recover(struct port *p, uint64_t *ret_batches);
+
+/* ---- references ---- */
+
+/* Each appends one, past the committed tail; the caller has made sure of room (batch_out_room). */
+/* Asks for a session in slot `conn`; asked again with the same uid it is the same one. */
+API void port_refer_open(struct port *p, uint32_t conn, uint64_t uid, const char *ip, uint64_t now_ns);
+/* `sub`: slot | epoch << 32. Said again it is the same subscription. */
+API void port_refer_subscribe(struct port *p, uint32_t conn, uint64_t sub, const void *subject, uint32_t subject_len,
+                              const void *queue, uint32_t queue_len, uint64_t now_ns);
+API void port_refer_unsubscribe(struct port *p, uint32_t conn, uint64_t sub, uint64_t max, uint64_t now_ns);
+API void port_refer_close(struct port *p, uint32_t conn, uint64_t uid, uint64_t now_ns);
+/* Makes them valid, and sends them. Batches sent, or a negative errno. */
+API int port_refer_commit(struct port *p, uint64_t now_ns);
 
 /* ---- orders ---- */
 
@@ -130,7 +153,24 @@ static inline void port_delivered(struct port *p, const struct order *o)
         port_note(p, o);
 }
 
+API struct port_delivery { /* what an order brings to a port that takes everything alike */
+    uint64_t first;        /* handle of the first message */
+    uint32_t messages;     /* whose handles follow each other */
+    uint32_t recipients;
+    const uint32_t *subs;  /* their slots */
+};
+/* For port_owner.apply: the delivery at *at of the batch, which moves behind it. 1; 0: there are no more.
+ * The messages are let go of with the batch; those nobody gets are passed over. Negative errno. */
+API int port_next(struct port *p, const struct batch *b, uint32_t *at, struct port_delivery *ret);
+
 /* ---- bodies ---- */
+
+API struct port_message {
+    const char *subject;
+    uint32_t subject_len, header_len, total_len; /* of headers and body */
+    uint32_t conn;                               /* slot of the sender */
+};
+API void port_describe(const struct port *p, uint64_t handle, struct port_message *ret);
 
 static inline const struct arena_entry *port_entry(const struct port *p, uint64_t handle)
 {

@@ -40,6 +40,7 @@ API enum segment_kind {
     SEGMENT_STATS = 5,     /* counters of one component, for monitors */
     SEGMENT_TRACE = 6,     /* trace records of one connmgr: that connmgr; read-only: the tracer */
     SEGMENT_TRACE_CONTROL = 7, /* what is traced: the tracer; read-only: connmgrs */
+    SEGMENT_PORT = 8,      /* primary state of a port without clients: that port alone */
 };
 
 struct segment_header {

@@ -13,7 +13,7 @@
 #define SEEN_MAX 65536u        /* subjects remembered as seen once */
 #define UNSEEN_CACHED 16u      /* 1 in 16 subjects is cached when it is first seen */
 #define SUBJECTS_MAX (1u << 28)
-#define SUBS_MAX (1u << 30)    /* connmgrs times slots, each rounded up to a power of two */
+#define SUBS_MAX (1u << 30)    /* ports times slots, each rounded up to a power of two */
 #define POOL_BYTES_MAX ((uint64_t)UNIT_BYTES << (ORDERS - 1))
 
 /* Set once, before the first subject is hashed. */
@@ -153,20 +153,20 @@ static void hash_key_draw(void)
 
 int index_open(const struct index_conf *conf, struct index **ret_ix)
 {
-    struct index sizes = {.connmgrs = conf->connmgrs, .slots = conf->subs_per_connmgr};
+    struct index sizes = {.ports = conf->ports, .slots = conf->subs_per_port};
     struct layout l = {0};
     uint64_t subs, nodes_bytes = (uint64_t)conf->subjects * sizeof(struct node);
     struct index *ix;
     char *map;
 
-    if (conf->connmgrs < 1 || conf->connmgrs > PORTS_MAX || conf->subs_per_connmgr < 1 ||
-        conf->subs_per_connmgr > INDEX_SLOTS_MAX || conf->subjects < 1 ||
+    if (conf->ports < 1 || conf->ports > PORTS_MAX || conf->subs_per_port < 1 ||
+        conf->subs_per_port > INDEX_SLOTS_MAX || conf->subjects < 1 ||
         conf->subjects > SUBJECTS_MAX)
         return -EINVAL;
-    subs = conf->connmgrs * power_of_two(conf->subs_per_connmgr);
+    subs = conf->ports * power_of_two(conf->subs_per_port);
     if (subs > SUBS_MAX)
         return -EINVAL;
-    sizes.slot_shift = (uint32_t)__builtin_ctzll(power_of_two(conf->subs_per_connmgr));
+    sizes.slot_shift = (uint32_t)__builtin_ctzll(power_of_two(conf->subs_per_port));
     sizes.subs_max = (uint32_t)subs;
     layout_all(&l, &sizes, conf);
 
@@ -209,11 +209,11 @@ void index_close(struct index *ix)
 /* Where the record of a sub is, or 0. */
 static uint32_t sub_pos(const struct index *ix, index_sub sub)
 {
-    uint32_t connmgr = INDEX_SUB_CONNMGR(sub), slot = INDEX_SUB_SLOT(sub);
+    uint32_t port = INDEX_SUB_PORT(sub), slot = INDEX_SUB_SLOT(sub);
 
-    if (connmgr >= ix->connmgrs || slot >= ix->slots)
+    if (port >= ix->ports || slot >= ix->slots)
         return 0;
-    return (connmgr << ix->slot_shift) + slot + 1;
+    return (port << ix->slot_shift) + slot + 1;
 }
 
 static void list_append(struct index *ix, uint32_t *head, uint32_t pos)

@@ -26,19 +26,19 @@
  * match nothing: the codec refuses them before they come here. */
 #define INDEX_SUBJECT_MAX 8192u
 
-/* A subscription id: connmgr number in the top 5 bits, slot in the low 27. Slots should be
- * dense per connmgr: memory is used up to the highest slot ever used. */
+/* A subscription id: port number in the top 5 bits, slot in the low 27. Slots should be
+ * dense per port: memory is used up to the highest slot ever used. */
 API typedef uint32_t index_sub;
-#define INDEX_SUB(connmgr, slot) \
-    (((uint32_t)(connmgr) << INDEX_SLOT_BITS) | ((uint32_t)(slot) & (INDEX_SLOTS_MAX - 1)))
-#define INDEX_SUB_CONNMGR(sub) ((uint32_t)(sub) >> INDEX_SLOT_BITS)
+#define INDEX_SUB(port, slot) \
+    (((uint32_t)(port) << INDEX_SLOT_BITS) | ((uint32_t)(slot) & (INDEX_SLOTS_MAX - 1)))
+#define INDEX_SUB_PORT(sub) ((uint32_t)(sub) >> INDEX_SLOT_BITS)
 #define INDEX_SUB_SLOT(sub) ((uint32_t)(sub) & (INDEX_SLOTS_MAX - 1))
 
 struct index;
 
 API struct index_conf {
-    uint32_t connmgrs;         /* 1..PORTS_MAX */
-    uint32_t subs_per_connmgr; /* 1..INDEX_SLOTS_MAX */
+    uint32_t ports;         /* 1..PORTS_MAX */
+    uint32_t subs_per_port; /* 1..INDEX_SLOTS_MAX */
     uint32_t subjects;         /* distinct subscribed or recently published subjects, >= 1.
                                 * Also the bound of wildcard trie nodes (twice this) and of
                                 * distinct queue names. */
@@ -61,9 +61,9 @@ API int index_add(struct index *ix, index_sub sub, uint32_t conn, const char *su
  * number of tokens when it was the last one on its wildcard subject. */
 API int index_remove(struct index *ix, index_sub sub);
 
-/* One connmgr's plain recipients: subs[first] .. subs[first + count - 1]. */
+/* One port's plain recipients: subs[first] .. subs[first + count - 1]. */
 API struct index_run {
-    uint32_t connmgr;
+    uint32_t port;
     uint32_t first;
     uint32_t count;
 };
@@ -82,12 +82,12 @@ API struct index_group {
  * next call of index_match(), index_add() or index_remove() on this index. */
 API struct index_match {
     uint32_t count;              /* plain recipients: one per matching subscription */
-    uint32_t run_count;          /* connmgrs among them */
+    uint32_t run_count;          /* ports among them */
     uint32_t group_count;        /* queue groups: one per name, whatever the patterns */
-    uint32_t connmgr_mask;       /* bit i: a run of connmgr i exists (groups not included) */
-    const index_sub *subs;       /* connmgr by connmgr, ascending */
+    uint32_t connmgr_mask;       /* bit i: a run of port i exists (groups not included) */
+    const index_sub *subs;       /* port by port, ascending */
     const uint32_t *conns;       /* the connection of each, same order */
-    const struct index_run *runs; /* ascending by connmgr */
+    const struct index_run *runs; /* ascending by port */
     struct index_group *groups;
 };
 

@@ -205,7 +205,7 @@ struct index {
     struct block *scratch;   /* scratch: the result of a match that is not kept */
     struct token *tokens;    /* scratch: of the subject at work */
     struct visit *visits;    /* scratch: stack of the trie walk */
-    uint32_t connmgrs, slots, slot_shift, subs_max, subs_used;
+    uint32_t ports, slots, slot_shift, subs_max, subs_used;
     uint64_t builds, evictions;
     uint64_t map_bytes;
     void *map;
@@ -299,8 +299,8 @@ static inline const struct index_match *one_fill(struct index *ix, index_sub sub
 {
     ix->one.sub = sub;
     ix->one.conn = conn;
-    ix->one.run.connmgr = INDEX_SUB_CONNMGR(sub);
-    ix->one.match.connmgr_mask = 1u << INDEX_SUB_CONNMGR(sub);
+    ix->one.run.port = INDEX_SUB_PORT(sub);
+    ix->one.match.connmgr_mask = 1u << INDEX_SUB_PORT(sub);
     return &ix->one.match;
 }
 

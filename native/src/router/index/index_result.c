@@ -15,7 +15,7 @@
 
 struct shape {
     uint32_t plain, members, groups, runs;
-    uint32_t counts[PORTS_MAX]; /* plain recipients of each connmgr */
+    uint32_t counts[PORTS_MAX]; /* plain recipients of each port */
 };
 
 static inline index_sub sub_id(const struct index *ix, uint32_t pos1)
@@ -71,7 +71,7 @@ static void fill_plain(struct index *ix, const struct shape *s, struct index_run
 {
     uint32_t at[PORTS_MAX], first = 0;
 
-    for (uint32_t i = 0; i < ix->connmgrs; i++) {
+    for (uint32_t i = 0; i < ix->ports; i++) {
         at[i] = first;
         if (s->counts[i])
             *run++ = (struct index_run){i, first, s->counts[i]};
@@ -134,7 +134,7 @@ static const struct index_match *block_fill(struct index *ix, struct block *b,
     fill_plain(ix, s, runs, subs, conns);
     fill_groups(ix, s, groups, subs + s->plain, conns + s->plain);
     for (uint32_t i = 0; i < s->runs; i++)
-        mask |= 1u << runs[i].connmgr;
+        mask |= 1u << runs[i].port;
     b->match = (struct index_match){.count = s->plain, .run_count = s->runs,
                                     .group_count = s->groups, .connmgr_mask = mask,
                                     .subs = subs, .conns = conns, .runs = runs,

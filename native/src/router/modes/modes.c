@@ -26,7 +26,7 @@ int modes_open(struct router *rt)
     m->request_links = reserve(MODE_REQUESTS_MAX * sizeof(struct request_link));
     m->leg_links = reserve(MODE_LEGS_MAX * sizeof(struct leg_link));
     m->conns = reserve((uint64_t)seg->sessions * sizeof(struct mode_conn));
-    m->pins = reserve((uint64_t)seg->connmgrs * seg->subs_each * 4);
+    m->pins = reserve((uint64_t)seg->ports * seg->subs_each * 4);
     m->request_free = reserve(MODE_REQUESTS_MAX * 4);
     m->leg_free = reserve(MODE_LEGS_MAX * 4);
     m->session_hash = reserve(MODES_BUCKETS * 4);
@@ -207,7 +207,7 @@ void modes_free_request(struct router *rt, uint32_t request)
 
 static uint32_t *pin_of(struct router *rt, index_sub sub)
 {
-    return &rt->modes->pins[(uint64_t)INDEX_SUB_CONNMGR(sub) * rt->seg->subs_each + INDEX_SUB_SLOT(sub)];
+    return &rt->modes->pins[(uint64_t)INDEX_SUB_PORT(sub) * rt->seg->subs_each + INDEX_SUB_SLOT(sub)];
 }
 
 static void link_leg(struct router *rt, uint32_t leg, uint8_t mode)
@@ -249,7 +249,7 @@ uint32_t modes_take_leg(struct router *rt, uint32_t request, uint8_t mode, index
     struct routing *seg = rt->seg;
     uint32_t leg = m->leg_free_count ? m->leg_free[--m->leg_free_count] : (uint32_t)seg->legs_high++;
     struct mode_leg *g = &routing_legs(seg)[leg];
-    const struct routing_sub *s = routing_sub(seg, INDEX_SUB_CONNMGR(sub), INDEX_SUB_SLOT(sub));
+    const struct routing_sub *s = routing_sub(seg, INDEX_SUB_PORT(sub), INDEX_SUB_SLOT(sub));
 
     g->uid = s->uid;
     g->sub_word = s->word;
@@ -315,7 +315,7 @@ uint32_t modes_find_leg(const struct router *rt, uint64_t id)
 int modes_leg_stands(const struct router *rt, uint32_t leg)
 {
     const struct mode_leg *g = &routing_legs(rt->seg)[leg];
-    const struct routing_sub *s = routing_sub(rt->seg, INDEX_SUB_CONNMGR(g->sub), INDEX_SUB_SLOT(g->sub));
+    const struct routing_sub *s = routing_sub(rt->seg, INDEX_SUB_PORT(g->sub), INDEX_SUB_SLOT(g->sub));
 
     return s->word == g->sub_word && s->uid == g->uid;
 }
@@ -380,7 +380,7 @@ void modes_tell(struct router *rt, uint32_t conn, const char *reply, uint32_t re
 
     if (sub == ROUTER_NONE)
         return;
-    instruct_status(rt, INDEX_SUB_CONNMGR(sub), &slot, 1,
+    instruct_status(rt, INDEX_SUB_PORT(sub), &slot, 1,
                     &(struct order_said){.subject_len = (uint16_t)reply_len, .status = (uint16_t)status,
                                          .fields_len = (uint16_t)(fields ? fields->len : 0)},
                     reply, "", fields ? fields->text : "", "");

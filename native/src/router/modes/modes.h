@@ -91,13 +91,13 @@ static inline int modes_conn_involved(const struct router *rt, uint32_t conn)
     return c->requests || c->legs ||
            (conn < rt->seg->names_high && routing_names(rt->seg)[conn].word & MODE_USED);
 }
-static inline int modes_sub_pinned(const struct router *rt, uint32_t connmgr, uint32_t slot)
+static inline int modes_sub_pinned(const struct router *rt, uint32_t port, uint32_t slot)
 {
-    return rt->modes->pins[(uint64_t)connmgr * rt->seg->subs_each + slot] != 0;
+    return rt->modes->pins[(uint64_t)port * rt->seg->subs_each + slot] != 0;
 }
 
 /* ---- between the modes*.c ---- */
-static inline uint32_t modes_connmgr(const struct router *rt, uint32_t conn)
+static inline uint32_t modes_port(const struct router *rt, uint32_t conn)
 {
     return (uint32_t)(routing_sessions(rt->seg)[conn].word >> 32);
 }

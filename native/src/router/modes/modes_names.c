@@ -6,7 +6,7 @@
  *               the step that tells the watchers.
  * Invariants:   no two used records have the same text. A used record's connection has a session
  *               with its uid.
- * A name that another client has: its connmgr is asked whether that client is alive (names.c of the connmgr).
+ * A name that another client has: its port is asked whether that client is alive (names.c of the port).
  * Nothing is kept about it here: who asks for a name asks again until it is told. When clients have
  * credentials, whether both have the same is compared before that.
  * After a crash: the name is there and its watchers are told, or neither; then REF_READY, or
@@ -101,17 +101,17 @@ static void tell_watchers(struct router *rt, const char *name, uint32_t len, uin
     uint32_t slots[MODES_WATCHERS_EACH], told = m->count < MODES_WATCHERS_MAX ? m->count : MODES_WATCHERS_MAX;
 
     for (uint32_t i = 0; i < told;) {
-        uint32_t connmgr = INDEX_SUB_CONNMGR(m->subs[i]), n = 0;
+        uint32_t port = INDEX_SUB_PORT(m->subs[i]), n = 0;
 
-        while (i < told && n < MODES_WATCHERS_EACH && INDEX_SUB_CONNMGR(m->subs[i]) == connmgr)
+        while (i < told && n < MODES_WATCHERS_EACH && INDEX_SUB_PORT(m->subs[i]) == port)
             slots[n++] = INDEX_SUB_SLOT(m->subs[i++]);
-        instruct_status(rt, connmgr, slots, n, &head, subject, "", "", body);
+        instruct_status(rt, port, slots, n, &head, subject, "", "", body);
     }
     for (uint32_t g = 0; g < m->group_count && g < MODES_WATCHERS_EACH; g++) {
         index_sub sub = m->groups[g].subs[index_group_pick(&m->groups[g])];
 
         slots[0] = INDEX_SUB_SLOT(sub);
-        instruct_status(rt, INDEX_SUB_CONNMGR(sub), slots, 1, &head, subject, "", "", body);
+        instruct_status(rt, INDEX_SUB_PORT(sub), slots, 1, &head, subject, "", "", body);
     }
 }
 
@@ -126,7 +126,7 @@ static int room_for_watchers(struct router *rt, uint32_t from, const char *name,
     /* A full list takes most of a batch; of the orders to groups at least 16 fit one. */
     uint32_t need = plain || groups ? 2 + plain / MODES_WATCHERS_EACH + groups / 16 : 0;
 
-    for (uint32_t i = 0; need && i < rt->conf.connmgrs; i++)
+    for (uint32_t i = 0; need && i < rt->conf.ports; i++)
         if (!router_room(rt, i, need < BATCH_RING - 2 ? need : BATCH_RING - 2))
             return 0;
     return router_room(rt, from, 1);
@@ -137,18 +137,18 @@ static int room_for_watchers(struct router *rt, uint32_t from, const char *name,
 /* If there is no room for the question now, who asks will ask again. */
 static void ask_holder(struct router *rt, uint32_t holder, uint32_t from, const struct ref_ready *r)
 {
-    uint32_t connmgr = (uint32_t)(routing_sessions(rt->seg)[holder].word >> 32);
+    uint32_t port = (uint32_t)(routing_sessions(rt->seg)[holder].word >> 32);
 
-    if (!router_room(rt, connmgr, 1))
+    if (!router_room(rt, port, 1))
         return;
-    instruct_name_asked(rt, connmgr, holder, routing_names(rt->seg)[holder].uid, from, r);
+    instruct_name_asked(rt, port, holder, routing_names(rt->seg)[holder].uid, from, r);
     CRASH(NAME_ASKED);
 }
 
 /* The holder has answered. Without room, the same goes for the answer. */
 void modes_name_kept(struct router *rt, const struct ref_name_kept *r)
 {
-    if (r->asker_port >= rt->conf.connmgrs || !router_room(rt, (uint32_t)r->asker_port, 1))
+    if (r->asker_port >= rt->conf.ports || !router_room(rt, (uint32_t)r->asker_port, 1))
         return;
     instruct_conn(rt, (uint32_t)r->asker_port, ORDER_NAME_TAKEN, r->asker, r->asker_uid);
     rt->stats.names_refused++;
@@ -162,7 +162,7 @@ int modes_name(struct router *rt, uint32_t from, const struct ref_ready *r)
         return 1;
     if (rt->seg->names_high <= r->conn)
         rt->seg->names_high = r->conn + 1;
-    if (n->word & MODE_USED) { /* said again after a crash of its connmgr */
+    if (n->word & MODE_USED) { /* said again after a crash of its port */
         instruct_conn(rt, from, ORDER_NAME_GIVEN, r->conn, r->uid);
         return 1;
     }

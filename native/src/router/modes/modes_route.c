@@ -29,7 +29,7 @@ static int refuse(struct router *rt, uint32_t from, const struct ref_message *r,
 static struct order *order_as(struct router *rt, const struct ref_message *r, index_sub sub, const struct instruct_as *as)
 {
     rt->stats.deliveries++;
-    return instruct_mode(rt, INDEX_SUB_CONNMGR(sub), INDEX_SUB_SLOT(sub), r->handle, as);
+    return instruct_mode(rt, INDEX_SUB_PORT(sub), INDEX_SUB_SLOT(sub), r->handle, as);
 }
 
 /* To the responder of a leg, with the leg's id as reply subject. */
@@ -80,7 +80,7 @@ static index_sub choose_any(struct router *rt, const struct ref_message *r, uint
 
         if (sub == ROUTER_NONE)
             continue;
-        uint32_t conn = (uint32_t)routing_sub(rt->seg, INDEX_SUB_CONNMGR(sub), INDEX_SUB_SLOT(sub))->word;
+        uint32_t conn = (uint32_t)routing_sub(rt->seg, INDEX_SUB_PORT(sub), INDEX_SUB_SLOT(sub))->word;
 
         if (best == ROUTER_NONE || less_loaded(rt, conn, best_conn)) {
             best = sub;
@@ -111,9 +111,9 @@ static index_sub choose(struct router *rt, const struct ref_message *r, uint64_t
 /* Without anybody to hear of an answer: one delivery, and nothing to remember. */
 static int deliver_one(struct router *rt, const struct ref_message *r, index_sub sub)
 {
-    if (!router_room(rt, INDEX_SUB_CONNMGR(sub), 1))
+    if (!router_room(rt, INDEX_SUB_PORT(sub), 1))
         return 0;
-    instruct_deliver_one(rt, INDEX_SUB_CONNMGR(sub), INDEX_SUB_SLOT(sub), r->handle);
+    instruct_deliver_one(rt, INDEX_SUB_PORT(sub), INDEX_SUB_SLOT(sub), r->handle);
     rt->stats.deliveries++;
     route_count_pick(rt, sub);
     route_drop_spent(rt);
@@ -145,7 +145,7 @@ static int ask_one(struct router *rt, uint32_t from, const struct ref_message *r
         return refuse(rt, from, r, STATUS_NO_RESPONDERS);
     if (!r->reply_len)
         return deliver_one(rt, r, sub);
-    if (!router_room(rt, INDEX_SUB_CONNMGR(sub), 1))
+    if (!router_room(rt, INDEX_SUB_PORT(sub), 1))
         return 0;
     if (mode != MODE_SESSION && !deadline_ns)
         deadline_ns = rt->now_ns + MODES_DEADLINE_NS;
@@ -184,7 +184,7 @@ static int session_message(struct router *rt, uint32_t from, const struct ref_me
     }
     index_sub sub = routing_legs(rt->seg)[leg].sub;
 
-    if (!router_room(rt, INDEX_SUB_CONNMGR(sub), 1))
+    if (!router_room(rt, INDEX_SUB_PORT(sub), 1))
         return 0;
     order_leg(rt, r, leg, 0);
     if (mode == MODE_SESSION_END)
@@ -233,18 +233,18 @@ static void order_legs(struct router *rt, const struct ref_message *r, uint32_t 
     struct order *last = NULL;
     uint32_t touched = 0;
 
-    for (uint32_t connmgr = 0; connmgr < rt->conf.connmgrs; connmgr++) {
+    for (uint32_t port = 0; port < rt->conf.ports; port++) {
         struct order *here = NULL;
 
         for (uint32_t i = 0; i < count; i++) {
-            if (INDEX_SUB_CONNMGR(rt->picks[i]) != connmgr)
+            if (INDEX_SUB_PORT(rt->picks[i]) != port)
                 continue;
             if (here)
                 instruct_more(here);
             here = order_leg(rt, r, modes_take_leg(rt, request, MODE_FANOUT, rt->picks[i]), deadline_ns);
             instruct_limit(here, 0);
             last = here;
-            touched |= 1u << connmgr;
+            touched |= 1u << port;
         }
     }
     instruct_limit(last, (uint32_t)__builtin_popcount(touched));
@@ -266,7 +266,7 @@ static int ask_all(struct router *rt, uint32_t from, const struct ref_message *r
     if (count > MODES_FANOUT_MAX)
         return refuse(rt, from, r, STATUS_TOO_MANY_LISTENERS);
     /* An order to a leg is 64 bytes; ends of memberships, and the status, come on top. */
-    for (uint32_t i = 0; i < rt->conf.connmgrs; i++)
+    for (uint32_t i = 0; i < rt->conf.ports; i++)
         if (!router_room(rt, i, 2 + count / 64))
             return 0;
     if (!deadline_ns)
@@ -304,7 +304,7 @@ static int reply(struct router *rt, uint32_t from, const struct ref_message *r)
     uint32_t request = routing_legs(rt->seg)[leg].request;
     const struct mode_request *q = &routing_requests(rt->seg)[request];
 
-    if (!router_room(rt, modes_connmgr(rt, q->conn), 1))
+    if (!router_room(rt, modes_port(rt, q->conn), 1))
         return 0;
     index_sub sub = route_own_sub(rt, q->conn, q->reply, q->reply_len);
 

@@ -43,7 +43,7 @@ static void requester_gone(struct router *rt, uint32_t request)
 
         memcpy(id, MODE_REPLY_PREFIX, sizeof MODE_REPLY_PREFIX - 1);
         modes_put_id(id + sizeof MODE_REPLY_PREFIX - 1, modes_leg_id(rt, leg));
-        instruct_status(rt, INDEX_SUB_CONNMGR(sub), &slot, 1,
+        instruct_status(rt, INDEX_SUB_PORT(sub), &slot, 1,
                         &(struct order_said){.subject_len = sizeof id, .reply_len = sizeof id,
                                              .status = STATUS_REQUESTER_GONE},
                         id, id, "", "");
@@ -56,14 +56,14 @@ static int room_for_requester(const struct router *rt, uint32_t leg)
 {
     uint32_t request = routing_legs(rt->seg)[leg].request;
 
-    return router_room(rt, modes_connmgr(rt, routing_requests(rt->seg)[request].conn), 1);
+    return router_room(rt, modes_port(rt, routing_requests(rt->seg)[request].conn), 1);
 }
 
 static int room_for_responder(const struct router *rt, uint32_t request)
 {
     uint32_t leg = rt->modes->request_links[request].legs - 1;
 
-    return router_room(rt, INDEX_SUB_CONNMGR(routing_legs(rt->seg)[leg].sub), 1);
+    return router_room(rt, INDEX_SUB_PORT(routing_legs(rt->seg)[leg].sub), 1);
 }
 
 int modes_unpin(struct router *rt, uint32_t from, const struct ref_unsubscribe *r, uint32_t sub)
@@ -114,7 +114,7 @@ void modes_expire(struct router *rt)
     while (m->heap_count && modes_next_ns(rt) <= rt->now_ns) {
         const struct mode_request *q = &routing_requests(rt->seg)[m->heap[0]];
 
-        if (!router_room(rt, modes_connmgr(rt, q->conn), 1))
+        if (!router_room(rt, modes_port(rt, q->conn), 1))
             break;
         modes_tell(rt, q->conn, q->reply, q->reply_len, STATUS_EXPIRED, NULL);
         modes_free_request(rt, m->heap[0]);
