@@ -24,8 +24,8 @@ from bench.instructions_load import BODY
 from bench.rig import Rig
 from midair.process import ipc
 from native import ffi, lib
-from native.index import SubjectIndex, sub_id
 from native.protocol import Limits
+from tests.support.index import SubjectIndex, sub_id
 
 FRAME = b"PUB load.one 128\r\n" + BODY + b"\r\n"
 DELIVERY = b"MSG load.one 1 128\r\n" + BODY + b"\r\n"

@@ -5,7 +5,7 @@ that checks every promise (tests/crash/load.py); and a sink (tests/crash/sink.py
 subscribed to what the load publishes, as a process of its own. The sink kills itself at every
 point of the way of a batch, and is killed at random together with router and connection managers.
 In the end its count of each publisher is exactly what that has sent, and nothing is left in the
-shared memory. Shows rules P1, P2 and P3 for a port that is no connection manager.
+shared memory. Shows rules P1 and P2 for a port that is no connection manager.
 """
 
 from __future__ import annotations

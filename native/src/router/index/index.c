@@ -134,9 +134,7 @@ static void layout_all(struct layout *l, struct index *ix, const struct index_co
     ix->gather = layout_area(l, subs, sizeof(uint32_t));
     ix->group_queue = layout_area(l, queues, sizeof(uint32_t));
     ix->group_count = layout_area(l, queues, sizeof(uint32_t));
-    ix->scratch = layout_area(l, 1, sizeof(struct block) + subs * 8 +
-                                        PORTS_MAX * sizeof(struct index_run) +
-                                        (uint64_t)queues * sizeof(struct index_group));
+    ix->scratch = layout_area(l, 1, sizeof(struct block) + subs * 8 + (uint64_t)queues * sizeof(struct index_group));
     ix->tokens = layout_area(l, INDEX_SUBJECT_MAX + 1, sizeof(struct token));
     ix->visits = layout_area(l, INDEX_SUBJECT_MAX + 2, sizeof(struct visit));
 }
@@ -190,9 +188,7 @@ int index_open(const struct index_conf *conf, struct index **ret_ix)
     pool_init(&ix->blocks);
     (void)slab_take(&ix->trie_slab); /* TRIE_ROOT */
     ix->tries[TRIE_ROOT].bucket = BUCKETS;
-    ix->one.run.count = 1;
-    ix->one.match = (struct index_match){.count = 1, .run_count = 1, .subs = &ix->one.sub,
-                                         .conns = &ix->one.conn, .runs = &ix->one.run};
+    ix->one.match = (struct index_match){.count = 1, .subs = &ix->one.sub, .conns = &ix->one.conn};
     hash_key_draw();
     *ret_ix = ix;
     return 0;

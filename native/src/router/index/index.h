@@ -61,13 +61,6 @@ API int index_add(struct index *ix, index_sub sub, uint32_t conn, const char *su
  * number of tokens when it was the last one on its wildcard subject. */
 API int index_remove(struct index *ix, index_sub sub);
 
-/* One port's plain recipients: subs[first] .. subs[first + count - 1]. */
-API struct index_run {
-    uint32_t port;
-    uint32_t first;
-    uint32_t count;
-};
-
 /* One queue group: exactly one of its members gets the message. */
 API struct index_group {
     uint32_t count;         /* members, at least 1 */
@@ -82,12 +75,9 @@ API struct index_group {
  * next call of index_match(), index_add() or index_remove() on this index. */
 API struct index_match {
     uint32_t count;              /* plain recipients: one per matching subscription */
-    uint32_t run_count;          /* ports among them */
     uint32_t group_count;        /* queue groups: one per name, whatever the patterns */
-    uint32_t connmgr_mask;       /* bit i: a run of port i exists (groups not included) */
     const index_sub *subs;       /* port by port, ascending */
     const uint32_t *conns;       /* the connection of each, same order */
-    const struct index_run *runs; /* ascending by port */
     struct index_group *groups;
 };
 

@@ -185,7 +185,6 @@ struct index {
         struct index_match match;
         index_sub sub;
         uint32_t conn;
-        struct index_run run;
     } one; /* the scratch of a single recipient; pointers set at open */
     struct index_match none;
     /* Changes and builds. */
@@ -299,8 +298,6 @@ static inline const struct index_match *one_fill(struct index *ix, index_sub sub
 {
     ix->one.sub = sub;
     ix->one.conn = conn;
-    ix->one.run.port = INDEX_SUB_PORT(sub);
-    ix->one.match.connmgr_mask = 1u << INDEX_SUB_PORT(sub);
     return &ix->one.match;
 }
 

@@ -14,7 +14,7 @@
 #define CLOCK_STEPS_MAX 8u
 
 struct shape {
-    uint32_t plain, members, groups, runs;
+    uint32_t plain, members, groups;
     uint32_t counts[PORTS_MAX]; /* plain recipients of each port */
 };
 
@@ -39,7 +39,7 @@ static void shape_take(struct index *ix, uint32_t count, struct shape *ret_shape
             const struct sub *sub = &ix->subs[pos1];
 
             if (!sub->queue) {
-                s->runs += !s->counts[(pos1 - 1) >> ix->slot_shift]++;
+                s->counts[(pos1 - 1) >> ix->slot_shift]++;
                 ix->gather[s->plain++] = pos1;
             } else {
                 struct queue *q = &ix->queues[sub->queue];
@@ -62,19 +62,15 @@ static void shape_take(struct index *ix, uint32_t count, struct shape *ret_shape
 static uint64_t shape_bytes(const struct shape *s)
 {
     return sizeof(struct block) + s->groups * sizeof(struct index_group) +
-           s->runs * sizeof(struct index_run) +
            ((uint64_t)s->plain + s->members) * (sizeof(index_sub) + sizeof(uint32_t));
 }
 
-static void fill_plain(struct index *ix, const struct shape *s, struct index_run *run,
-                       index_sub *subs, uint32_t *conns)
+static void fill_plain(struct index *ix, const struct shape *s, index_sub *subs, uint32_t *conns)
 {
     uint32_t at[PORTS_MAX], first = 0;
 
     for (uint32_t i = 0; i < ix->ports; i++) {
         at[i] = first;
-        if (s->counts[i])
-            *run++ = (struct index_run){i, first, s->counts[i]};
         first += s->counts[i];
     }
     for (uint32_t i = 0; i < s->plain; i++) {
@@ -126,18 +122,13 @@ static const struct index_match *block_fill(struct index *ix, struct block *b,
                                             const struct shape *s)
 {
     struct index_group *groups = (struct index_group *)(b + 1);
-    struct index_run *runs = (struct index_run *)(groups + s->groups);
-    index_sub *subs = (index_sub *)(runs + s->runs);
-    uint32_t all = s->plain + s->members, mask = 0;
+    index_sub *subs = (index_sub *)(groups + s->groups);
+    uint32_t all = s->plain + s->members;
     uint32_t *conns = subs + all;
 
-    fill_plain(ix, s, runs, subs, conns);
+    fill_plain(ix, s, subs, conns);
     fill_groups(ix, s, groups, subs + s->plain, conns + s->plain);
-    for (uint32_t i = 0; i < s->runs; i++)
-        mask |= 1u << runs[i].port;
-    b->match = (struct index_match){.count = s->plain, .run_count = s->runs,
-                                    .group_count = s->groups, .connmgr_mask = mask,
-                                    .subs = subs, .conns = conns, .runs = runs,
+    b->match = (struct index_match){.count = s->plain, .group_count = s->groups, .subs = subs, .conns = conns,
                                     .groups = groups};
     return &b->match;
 }

@@ -1,7 +1,6 @@
 """The subject index: from a published subject to its recipients. See index.h.
 
-The router's C calls the index itself for every message; this wrapper is for what Python
-decides (adding and removing), for reports and for tests.
+The router's C calls the index itself; this wrapper is for tests and for bench/bench_native.py.
 """
 
 from __future__ import annotations
@@ -13,14 +12,14 @@ from typing import Any
 
 from native import ffi, lib
 
-CONNMGRS_MAX: int = lib.PORTS_MAX
+PORTS_MAX: int = lib.PORTS_MAX
 SLOT_BITS: int = lib.INDEX_SLOT_BITS
 SUBJECT_BYTES_MAX: int = lib.INDEX_SUBJECT_MAX
 
 
-def sub_id(connmgr: int, slot: int) -> int:
+def sub_id(port: int, slot: int) -> int:
     """A subscription id, as INDEX_SUB()."""
-    return connmgr << SLOT_BITS | slot
+    return port << SLOT_BITS | slot
 
 
 @dataclass(frozen=True)
@@ -39,8 +38,6 @@ class Match:
 
     subs: tuple[int, ...]
     conns: tuple[int, ...]
-    runs: tuple[tuple[int, int, int], ...]
-    connmgr_mask: int
     groups: tuple[Group, ...]
 
 
@@ -65,9 +62,9 @@ class Stats:
 class SubjectIndex:
     """An index of its own mapping, closed with close() or the end of a with block."""
 
-    def __init__(self, connmgrs: int, subs_per_connmgr: int, subjects: int) -> None:
+    def __init__(self, ports: int, subs_per_port: int, subjects: int) -> None:
         ret = ffi.new("struct index **")
-        conf = ffi.new("struct index_conf *", (connmgrs, subs_per_connmgr, subjects))
+        conf = ffi.new("struct index_conf *", (ports, subs_per_port, subjects))
         _check(lib.index_open(conf, ret))
         self._ix: Any = ret[0]
 
@@ -102,14 +99,9 @@ class SubjectIndex:
             subs, conns = _words(g.subs, g.count), _words(g.conns, g.count)
             turn = lib.index_group_pick(found.groups + i) if pick else g.next
             groups.append(Group(g.queue, subs, conns, turn))
-        runs = tuple(
-            (r.connmgr, r.first, r.count) for r in (found.runs[i] for i in range(found.run_count))
-        )
         return Match(
             _words(found.subs, found.count),
             _words(found.conns, found.count),
-            runs,
-            found.connmgr_mask,
             tuple(groups),
         )
 
