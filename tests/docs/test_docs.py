@@ -12,6 +12,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -402,3 +403,16 @@ def test_decisions_are_numbered_and_complete() -> None:
         parts = re.findall(r"^\*\*(\w+)\.\*\* ", read(path), re.M)
         assert parts == ["Context", "Decision", "Reason", "Consequence"], path.name
         assert read(path).startswith(f"# {path.name[:4]}: ")
+
+
+def test_every_package_is_installed() -> None:
+    """The tests run in the tree, where a package that was left out is found all the same."""
+    project = tomllib.loads(read(ROOT / "pyproject.toml"))
+    listed = project["tool"]["setuptools"]["packages"]
+    tops = {name.partition(".")[0] for name in listed}
+    there = {
+        ".".join(path.parent.relative_to(ROOT).parts)
+        for top in tops
+        for path in (ROOT / top).rglob("__init__.py")
+    }
+    assert sorted(listed) == sorted(there)
