@@ -58,6 +58,7 @@ def test_every_value_can_be_written_and_read_back() -> None:
         [router]
         user = "nobody"
         subjects = 4096
+        other_ports = 1
         [queues]
         depth = 4
         [latency]
