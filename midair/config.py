@@ -309,7 +309,7 @@ def parse(text: str, name: str = "<config>", known_only: bool = False) -> Config
         for key, value in given.items():
             where = f"{name}:{lines.find(table, key)}: {table}.{key}"
             if key in keys:
-                if known_only and keys[key] == types(Server)["listen"]:
+                if known_only and keys[key] == types(Server)["listen"] and isinstance(value, list):
                     value = [Listener.known(item) for item in value]
                 try:
                     found[key] = values.read(keys[key], value)

@@ -151,6 +151,9 @@ def test_what_a_manager_writes_for_parts_may_have_more_than_they_know(tmp_path: 
         ConfigError, match=r"queues\.depth: 1: an integer from 2 to 65536 is allowed"
     ):
         config.load_part(path)
+    path.write_text(text.replace(listen, "listen = 3"))
+    with pytest.raises(ConfigError, match=r"server\.listen: 3: a list of "):
+        config.load_part(path)
     for reads, written in ((config.load, text), (config.load_part, text.partition("\n")[2])):
         path.write_text(written)
         with pytest.raises(ConfigError, match="`address` and perhaps `slow_consumer`, `protocol`"):
