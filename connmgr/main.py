@@ -11,7 +11,7 @@ import time
 
 from connmgr import protocols
 from connmgr.arrivals import Arrivals
-from connmgr.sockets import Sockets
+from connmgr.sockets import Kept, Sockets
 from midair import names
 from midair.errors import MidairError
 from midair.exits import Exit
@@ -50,6 +50,8 @@ class Connmgr(role.Role):
         self.listener = listeners[0]
         program.pin()
         self.memory = migrate.for_connmgr(program.instance, self.index, self.config.connmgrs)
+        self.keeper = KeeperClient(program.runtime.socket(names.KEEPER_SOCKET))
+        self.kept = Kept(self.keeper)
         self.queues = [program.open_queue(noun, self.index).fd for noun in names.QUEUES]
         self.protocols = [number(item.protocol) for item in self.config.server.listen]
         self.spoken = [protocols.find(name) for name in NAMES]
@@ -110,6 +112,9 @@ class Connmgr(role.Role):
         for index in range(config.connmgrs):
             self.engine.add_arena(index, native.open_arena(instance, index, chunks, create))
 
+    def stand_still(self) -> None:
+        self.kept.turn()
+
     def recover(self) -> dict[str, int]:
         """Takes up what a predecessor left, then whatever the dispatcher sends.
 
@@ -129,8 +134,9 @@ class Connmgr(role.Role):
         self.ring = open_ring(program.instance, self.index, config.trace.ring_bytes)
         self.control = view_control(program.instance)
         self.engine.trace(self.ring, self.control.pointer, program.generation)
-        keeper = KeeperClient(program.runtime.socket(names.KEEPER_SOCKET))
-        self.sockets = Sockets(self.index, self.engine, self.table, keeper, self.log)
+        self.sockets = Sockets(
+            self.index, self.engine, self.table, self.keeper, self.log, self.kept.take()
+        )
         back = self.sockets.readopt() if program.generation > 1 else 0
         self.handle(self.engine.start())
         self.sockets.check_keeper()

@@ -12,10 +12,12 @@ import logging
 import os
 import socket
 import time
+from collections.abc import Set
 
 from midair.errors import MissingError
 from midair.keeper.client import KeeperClient
-from midair.process import crash
+from midair.keeper.main import REUSED_UIDS
+from midair.process import crash, wire
 from native import connmgr as native
 from native.conntable import ASSIGNED, CLOSED, ConnTable
 
@@ -23,6 +25,33 @@ OVERDUE_S = 0.5  # a hand-off takes less, or never comes
 LOOK_S = 30.0  # after a start
 GIVE_S = 2.0
 HOLD_NEW_S = 10.0  # a hand-off is on its way for less than this
+
+
+class Kept:
+    """Copies of all client sockets, for a connmgr that stands still (standstill.py).
+
+    It serves nobody yet, so the keeper would have the only ones. A new keeper gets them from here.
+    """
+
+    def __init__(self, keeper: KeeperClient) -> None:
+        self._keeper = keeper
+        self._copies: dict[int, int] | None = None
+        self._unheld: list[tuple[int, int]] = []
+
+    def turn(self) -> None:
+        """Asks for them once; gives them to each keeper that is new since."""
+        if self._copies is None:
+            with contextlib.suppress(MissingError):
+                self._copies = dict(self._keeper.give(None, GIVE_S))
+        elif self._keeper.check():
+            self._unheld = list(self._copies.items())
+        if self._unheld:
+            del self._unheld[: self._keeper.hold(self._unheld)]
+
+    def take(self) -> dict[int, int]:
+        """(uid, descriptor) of all of them: the caller's from here on."""
+        copies, self._copies = self._copies or {}, None
+        return copies
 
 
 class Sockets:
@@ -35,13 +64,16 @@ class Sockets:
         table: ConnTable,
         keeper: KeeperClient,
         log: logging.Logger,
+        kept: dict[int, int],
     ) -> None:
+        """`kept`: copies it has already, for those that the keeper does not have."""
         self.keeper_fd = -1  # being watched
         self._index = index
         self._engine = engine
         self._table = table
         self._keeper = keeper
         self._log = log
+        self._kept = kept
         self._unheld: list[tuple[int, int]] = []  # (uid, fd) the keeper has yet to take
         self._waiting: list[tuple[int, int, int]] = []  # (slot, uid, fd) to adopt when started
         self._hold_new_until = 0.0
@@ -55,6 +87,7 @@ class Sockets:
         self.missed()
         slots = self._table.slots_by_uid(self._index)
         given = self._keeper.give(list(slots))
+        given += self._not_given(slots.keys() - dict(given).keys())
         back = 0
         for uid, fd in given:
             slot = slots[uid]
@@ -76,6 +109,20 @@ class Sockets:
             some = ", ".join(map(str, lost[:10])) + (", ..." if len(lost) > 10 else "")
             self._log.warning("%d connections lost, the keeper has no copy: %s", len(lost), some)
         return back
+
+    def _not_given(self, missing: Set[int]) -> list[tuple[int, int]]:
+        """Copies that we kept and the keeper has yet to get. The others are closed."""
+        if not self._kept:
+            return []
+        mine = [(uid, fd) for uid, fd in self._kept.items() if uid in missing]
+        self._unheld += mine
+        # What has ended meanwhile was perhaps given to a new keeper, and nobody else would drop it.
+        known = {slot.uid for slot in self._table.used()}
+        ended = [uid for uid in self._kept if uid < REUSED_UIDS and uid not in known]
+        wire.close_all(fd for uid, fd in self._kept.items() if uid not in missing)
+        self._kept = {}
+        self._keeper.drop(ended)
+        return mine
 
     def adopt_waiting(self) -> None:
         """Adopts what `readopt` found and the engine could not take before it was started."""

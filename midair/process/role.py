@@ -49,6 +49,9 @@ class Role(ABC):
     def open(self, create: bool) -> None:
         """Opens what it works on; without `create` only what is there (MissingError: it is not)."""
 
+    def stand_still(self) -> None:  # noqa: B027
+        """Called again and again while it stands still: see standstill.py. Must not wait."""
+
     @abstractmethod
     def recover(self) -> Mapping[str, int]:
         """Takes up what a predecessor left. What it found, by name; nothing: no need to tell."""
@@ -81,7 +84,9 @@ def run(
 
 def _serve(program: Program, role: Role) -> None:
     is_open = False
-    standstill = None if role.memory is None else Standstill(program, role.memory)
+    standstill = None
+    if role.memory is not None:
+        standstill = Standstill(program, role.memory, role.stand_still)
 
     def warm() -> bool:
         nonlocal is_open

@@ -9,7 +9,7 @@ So nobody changes a byte before the last process of the release before is gone:
 2. With the lease in hand it says that it is ready, and stands still: it serves nobody and writes
    nothing. That it is there is said by a lock on a file in the runtime directory (`Presence`),
    which the kernel releases when it dies. A process that is not allowed to see the others in /proc
-   can read it all the same.
+   can read it all the same. A connmgr keeps copies of the sockets meanwhile, in case the keeper dies.
 3. When all roles have been held by the same processes of this release for SETTLE_S, one of them
    writes the decision down: the file `migration-<version>`. Before it, everything can go back, and
    does so if nothing moves on for PATIENCE_S: the part ends with LAYOUT_MISMATCH, and the manager
@@ -25,7 +25,7 @@ import os
 import select
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from midair import names
@@ -89,8 +89,12 @@ def present(runtime: Runtime, role: Role) -> tuple[str, int, float] | None:
 class Standstill:
     """One part's share of it. Nothing happens unless a segment has the layout before."""
 
-    def __init__(self, program: Program, memory: Memory) -> None:
+    def __init__(
+        self, program: Program, memory: Memory, turn: Callable[[], None] = lambda: None
+    ) -> None:
+        """`turn` is called again and again while it stands still."""
         self._program = program
+        self._turn = turn
         self._runtime = program.runtime
         self._memory = memory
         self._me: Role = (program.role, program.index)
@@ -215,6 +219,7 @@ class Standstill:
     def _pause(self) -> None:
         program = self._program
         program.watchdog()
+        self._turn()
         select.select([program.wake_fd], [], [], LOOK_S)
         if program.stopping:
             raise SystemExit(Exit.OK)

@@ -28,6 +28,7 @@ from midair.client import wire_nats
 from midair.client.wire_nats import EndedError, Message
 from midair.exits import Exit
 from midair.process import crash, events, ipc
+from midair.process.standstill import present
 from midair.version import __version__
 from tests.crash.modes import END, TAKEN, hpub, said
 from tests.crash.points import Storm
@@ -326,6 +327,39 @@ def test_killed_in_the_middle_of_it(previous: Path, tmp_path: Path) -> None:
         caught.go_on()
         stack.close()
         drained(storm)
+
+
+def test_the_keeper_dies_while_the_others_stand_still(previous: Path, tmp_path: Path) -> None:
+    """It has no copy of any socket then: those who stand still give it theirs."""
+    connmgrs = 2
+    with running(previous, tmp_path, connmgrs, FEW) as storm, contextlib.ExitStack() as stack:
+        at_work(storm)
+        caught = Caught(storm.instance, stack)
+        words = ["upgrade", "all", "--name", storm.instance.name, "--to", str(ROOT)]
+        command = subprocess.Popen(
+            [sys.executable, "-m", "midair", *words], cwd=ROOT, stdout=subprocess.PIPE, text=True
+        )
+        try:
+            eventually(
+                lambda: standing(storm, ("connmgr", 0)) and standing(storm, ("connmgr", 1)),
+                f"the connection managers stand still\n{storm.log()}",
+            )
+            os.kill(storm.pid("keeper"), signal.SIGKILL)
+            output, _ = command.communicate(timeout=UPGRADE_S_MAX)
+        finally:
+            command.kill()
+            command.communicate()
+        assert command.returncode == 0, (output, storm.log())
+        migrated(storm)
+        caught.go_on()
+        stack.close()
+        drained(storm)
+
+
+def standing(storm: Storm, role: tuple[str, int]) -> bool:
+    """It has the role, and copies of the sockets: more descriptors than it needs by itself."""
+    it = present(storm.runtime, role)
+    return it is not None and len(os.listdir(f"/proc/{it[1]}/fd")) > 20
 
 
 def test_one_part_alone_is_refused(previous: Path, tmp_path: Path) -> None:
