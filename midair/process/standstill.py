@@ -9,7 +9,7 @@ So nobody changes a byte before the last process of the release before is gone:
 2. With the lease in hand it says that it is ready, and stands still: it serves nobody and writes
    nothing. That it is there is said by a lock on a file in the runtime directory (`Presence`),
    which the kernel releases when it dies. A process that is not allowed to see the others in /proc
-   can read it all the same. A connmgr keeps copies of the sockets meanwhile, in case the keeper dies.
+   can read it all the same. A connmgr keeps copies of the sockets, in case the keeper dies.
 3. When all roles have been held by the same processes of this release for SETTLE_S, one of them
    writes the decision down: the file `migration-<version>`. Before it, everything can go back, and
    does so if nothing moves on for PATIENCE_S: the part ends with LAYOUT_MISMATCH, and the manager
