@@ -148,7 +148,8 @@ class ArenaMachine(RuleBasedStateMachine):
             return
         self.lost = True
         handle = self.live[chunk].pop()
-        assert lib.ledger_or(lib.arena_word(self.arena, handle), DONE) == 1
+        words = ffi.cast("char *", lib.arena_words(self.arena))
+        assert lib.ledger_or(words + 8 * (handle & 0xFFFFFFFF), DONE) == 1
         lib.arena_sweep(self.pool, CHUNKS)
         self.forget_idle()
 

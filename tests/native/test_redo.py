@@ -100,10 +100,9 @@ def test_a_step_cut_anywhere_did_nothing_or_everything(steps: list[list[tuple[in
         it.load(before)
         for at, value in step:
             it.put(at, value)
-        commits = it.redo.commits
         lib.redo_commit(it.redo)
         assert it.image() == after
-        assert (it.redo.count, it.count[0], it.redo.commits) == (0, 0, commits + 1)
+        assert (it.redo.count, it.count[0]) == (0, 0)
 
 
 def test_a_step_of_the_largest_size() -> None:
@@ -114,8 +113,9 @@ def test_a_step_of_the_largest_size() -> None:
     last = lib.REDO_PAIRS_MAX
     for at in range(2 * WORDS):
         assert it.words[at] == max(range(at, last, 2 * WORDS))
+    image = it.image()
     lib.redo_commit(it.redo)  # an empty step is no step
-    assert it.redo.commits == 1
+    assert it.image() == image
     assert lib.REDO_PAIRS_SOFT < lib.REDO_PAIRS_MAX
 
 

@@ -5,7 +5,6 @@
 #include <errno.h>
 #include <sys/epoll.h>
 #include <time.h>
-#include <unistd.h>
 
 #define TAG_ORDERS 1u
 #define TAG_REFS 2u
@@ -88,14 +87,6 @@ int connmgr_add_arena(struct connmgr *cm, uint32_t index, struct arena *arena)
         cm->begun_max = 2 * CONNMGR_RECV_MAX;
     cm->chunk_messages = reserve((uint64_t)arena->chunk_count * 4);
     return cm->chunk_messages ? 0 : -ENOMEM;
-}
-
-/* The process ends after this; the kernel gives its memory back. */
-void connmgr_close(struct connmgr *cm)
-{
-    close(cm->epoll);
-    close(cm->epoll_in);
-    close(cm->epoll_out);
 }
 
 int connmgr_watch(struct connmgr *cm, int fd, uint32_t tag)

@@ -122,8 +122,8 @@ API struct connmgr_conf {
 
 API struct connmgr_stats { /* only grow */
     uint64_t messages_in, bytes_in, messages_out, bytes_out;
-    uint64_t recvs, sends, turns, sleeps;
-    uint64_t order_batches, ref_batches, stalls, compacted;
+    uint64_t recvs, sends, turns;
+    uint64_t order_batches, stalls, compacted;
     uint64_t throttled;  /* times a connection was over its rate, and not read for a while */
     uint64_t held;       /* times one was not read because a consumer was crowded */
     uint64_t dropped;    /* messages left out by SLOW_DROP */
@@ -317,7 +317,6 @@ API int connmgr_load(struct connmgr *cm);
 API int connmgr_found(const struct connmgr *cm, uint32_t slot, uint64_t *ret_uid); /* 1: needs its socket */
 API int connmgr_readopt(struct connmgr *cm, uint32_t slot, uint64_t uid, int fd);
 API int connmgr_start(struct connmgr *cm);
-API void connmgr_close(struct connmgr *cm);
 API int connmgr_watch(struct connmgr *cm, int fd, uint32_t tag);
 API void connmgr_unwatch(struct connmgr *cm, int fd);
 /* One turn; sleeps at most timeout_ms when there is nothing to do. Returns the number of

@@ -42,7 +42,7 @@ static void count_begun(struct connmgr *cm, struct conn *c)
     c->begun = now;
 }
 
-static void forget_buffer(struct connmgr *cm, struct conn *c)
+void input_drop(struct connmgr *cm, struct conn *c)
 {
     uint32_t chunk = c->chunk;
 
@@ -58,11 +58,6 @@ static void forget_buffer(struct connmgr *cm, struct conn *c)
         arena_close(&cm->port.pool, chunk);
     }
     arena_unhold(&cm->port.pool, chunk);
-}
-
-void input_drop(struct connmgr *cm, struct conn *c)
-{
-    forget_buffer(cm, c);
 }
 
 /* A chain is made for a frame whose length is known: it is read off its control line again. */
@@ -364,7 +359,7 @@ void input_receive(struct connmgr *cm, struct conn *c)
 
     if (got <= 0) {
         if (c->len == 0)
-            forget_buffer(cm, c);
+            input_drop(cm, c);
         if (got < 0 && (errno == EAGAIN || errno == EINTR))
             return;
         conn_end(cm, c, got == 0 ? CLOSE_CLIENT : CLOSE_READ_ERROR);
@@ -460,7 +455,7 @@ void input_parse(struct connmgr *cm, struct conn *c)
     cm->in_step = 0;
     CRASH(INPUT_COMMITTED);
     if (c->len == 0)
-        forget_buffer(cm, c);
+        input_drop(cm, c);
     count_begun(cm, c);
     if (c->reason) {
         conn_settle_ending(cm);

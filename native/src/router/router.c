@@ -8,7 +8,6 @@
 
 #include <errno.h>
 #include <sys/epoll.h>
-#include <unistd.h>
 
 #define TAG_ROOM 64u /* plus port: its orders queue has room again */
 #define PREFETCH_LINE 12u
@@ -56,13 +55,6 @@ int router_open(const struct router_conf *conf, struct routing *seg, const int *
     }
     *ret_rt = rt;
     return 0;
-}
-
-/* The process ends after this; the kernel gives its memory back. */
-void router_close(struct router *rt)
-{
-    index_close(rt->index);
-    close(rt->epoll);
 }
 
 const struct router_stats *router_get_stats(const struct router *rt) { return &rt->stats; }

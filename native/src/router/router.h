@@ -95,7 +95,6 @@ struct router {
 
 API int router_open(const struct router_conf *conf, struct routing *seg, const int *refs_queues,
                     const int *orders_queues, struct router **ret_rt);
-API void router_close(struct router *rt);
 /* Rebuilds the index; returns the number of subscriptions, or a negative errno. */
 API int router_start(struct router *rt);
 /* Works for at most timeout_ms, sleeping when there is nothing to do. 0 or negative errno. */

@@ -86,11 +86,7 @@ struct arena {
     struct chunk chunks[];
 };
 
-static inline ledger_word *arena_words(struct arena *a) { return (ledger_word *)((char *)a + a->words); }
-API static inline void *arena_word(struct arena *a, uint64_t handle)
-{
-    return &arena_words(a)[handle_entry(handle)];
-}
+API static inline ledger_word *arena_words(struct arena *a) { return (ledger_word *)((char *)a + a->words); }
 static inline struct arena_entry *arena_entries(struct arena *a)
 {
     return (struct arena_entry *)((char *)a + a->entries);

@@ -79,8 +79,6 @@ int batch_out_send(struct batch_out *o, enum batch_flush flush, uint64_t now_ns)
         sent++;
         atomic_store_explicit(&o->ring->sent, sent, memory_order_release); /* "batch.sent" */
         CRASH(BATCH_SENT);
-        o->sends++;
-        o->send_bytes += b->bytes;
         count++;
     }
 }

@@ -74,7 +74,6 @@ API struct batch_out {            /* private to the sender */
     int said_more;            /* what the last batch said about it */
     uint64_t trace_tag;       /* goes into every batch that is closed */
     uint64_t marked;          /* the router's: whose mark the batch being filled has (trace_marks.c) */
-    uint64_t sends, send_bytes;
 };
 
 /* How far the sender has come: passes over its readable connections that it finished since its last

@@ -28,7 +28,6 @@ void redo_commit(struct redo *r)
     atomic_store_explicit(&r->log->count, 0, memory_order_release); /* "redo.clear" */
     CRASH(REDO_CLEAR);
     r->count = 0;
-    r->commits++;
 }
 
 uint32_t redo_recover(struct redo *r)

@@ -41,7 +41,6 @@ API struct redo {            /* private to the process */
     char *base;          /* of the segment the log lies in */
     char *arena;         /* of the arena its owner also owns, or NULL */
     uint32_t count;
-    uint64_t commits;    /* counted for reports */
 };
 
 API static inline void redo_put(struct redo *r, uint64_t *word, uint64_t value)
