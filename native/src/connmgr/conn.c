@@ -326,7 +326,7 @@ int connmgr_connected(struct connmgr *cm, uint32_t slot, uint64_t uid, uint32_t 
                       const char *name, uint32_t name_len)
 {
     struct conn *c = &cm->conns[slot];
-    struct frame_limits limits = frames_limits(cm, c);
+    struct frame_limits limits = take_limits(cm, c);
     struct frame f[2];
     int status;
 

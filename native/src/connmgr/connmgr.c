@@ -41,6 +41,7 @@ int connmgr_open(const struct connmgr_conf *conf, struct journal *journal, struc
     cm->segs = journal_segs(journal);
     cm->conns = reserve((uint64_t)journal->conns * sizeof(struct conn));
     cm->flows = reserve((uint64_t)journal->conns * sizeof(struct flow));
+    cm->taken = reserve(ARENA_CHUNK_MESSAGES * sizeof(struct taken));
     cm->links = reserve((uint64_t)journal->subs * sizeof(struct sub_link));
     cm->sub_hash = reserve((uint64_t)hash * 4);
     cm->sub_hash_mask = hash - 1;
@@ -53,7 +54,7 @@ int connmgr_open(const struct connmgr_conf *conf, struct journal *journal, struc
     cm->epoll = epoll_create1(EPOLL_CLOEXEC);
     cm->epoll_in = epoll_create1(EPOLL_CLOEXEC);
     cm->epoll_out = epoll_create1(EPOLL_CLOEXEC);
-    if (!cm->conns || !cm->flows || !cm->links || !cm->sub_hash || !cm->sub_free || !cm->sub_due || !cm->seg_free ||
+    if (!cm->conns || !cm->flows || !cm->taken || !cm->links || !cm->sub_hash || !cm->sub_free || !cm->sub_due || !cm->seg_free ||
         !cm->block_free || !cm->block_users || !cm->scratch || cm->epoll < 0 ||
         cm->epoll_in < 0 || cm->epoll_out < 0)
         return -ENOMEM;

@@ -13,13 +13,13 @@
  *   names.c       clients that ask for a name another one has
  *   stalled.c     connections that wait for room, in order
  *   slow.c        consumers that do not read
- *   frames.c      frames to references
+ *   take.c        frames to messages, or an answer
  *   refer.c       the references themselves, and when they leave
  *   replies.c     what a client is told, in the words of its protocol
  *   output.c      segments and blocks of pending output, writing
  *   orders.c      a batch of orders: one step, and relinquishing
  *   deliver.c     messages to the output of those who get them
- *   flow.c        decisions of the router that are repeated
+ *   decide.c      whether the router is asked, or its decision repeated
  *   modes_in.c    headers and subjects to modes
  *   modes_out.c   orders of modes to deliveries
  *   trace.c       records of deliveries
@@ -112,7 +112,7 @@ API struct connmgr_conf {
     uint64_t name_answer_ns;    /* the holder of a name has this long to answer when another asks; 0: ever */
     uint32_t spin_adaptive;
     uint64_t spin_ns;           /* see spin.h */
-    uint32_t flow_leases;       /* 1: decisions of the router are repeated (flow.c) */
+    uint32_t flow_leases;       /* 1: decisions of the router are repeated (decide.c) */
     uint64_t max_messages_s, max_bytes_s; /* from one connection, each second; 0: none */
     uint32_t rate_closes;                 /* 1: who sends more is closed; 0: read later */
     uint8_t slow[CONNMGR_LISTENERS_MAX];  /* enum slow_policy of each listener */
@@ -127,7 +127,7 @@ API struct connmgr_stats { /* only grow */
     uint64_t throttled;  /* times a connection was over its rate, and not read for a while */
     uint64_t held;       /* times one was not read because a consumer was crowded */
     uint64_t dropped;    /* messages left out by SLOW_DROP */
-    uint64_t repeated;   /* messages delivered as the router had decided before (flow.c) */
+    uint64_t repeated;   /* messages delivered as the router had decided before (decide.c) */
     uint64_t closed[CLOSE_REASONS];
     uint64_t refused[REFUSALS]; /* frames that were refused, by enum refusal */
     /* what a start found of its predecessor's work, and repaired */
@@ -195,23 +195,41 @@ struct conn {
     } question;
     uint32_t pass;        /* the last one it was read in */
     uint32_t run;         /* the last one it was a recipient of (deliver.c) */
-    /* what it published: see flow.c */
+    /* what it published: see decide.c */
     uint8_t has_flow;      /* connmgr.flows has one for it */
     uint8_t routing;       /* messages of it are with the router, */
     uint64_t routed_last;  /* and this is the last of them; */
     uint64_t routed_subscribed; /* connmgr.subscribed as it was then, or FLOW_NEVER */
 };
 
-struct flow { /* see flow.c */
+struct flow { /* see decide.c */
     uint64_t subscribed; /* connmgr.subscribed when it was decided */
     uint16_t subject_len, count;
     uint32_t subs[FLOW_SUBS_MAX];
     char subject[FLOW_SUBJECT_MAX];
 };
 
-struct flow_mark { /* how far the references were before a step */
-    uint64_t seq, subscribed, modes;
-    uint32_t bytes;
+enum step_bodies { BODIES_COPIED = 1, BODIES_KEPT = 2, BODIES_BOTH = 3 };
+
+struct step { /* of input: see decide.h */
+    const struct flow *flow;    /* that may be repeated; NULL: the router is asked */
+    uint32_t count;             /* of connmgr.taken */
+    uint32_t ref_bytes;         /* of the references that they would take */
+    uint8_t bodies;             /* enum step_bodies */
+    uint64_t subscribed, modes; /* those of connmgr when it began */
+};
+
+struct refer_texts { /* of a message */
+    const void *subject, *reply;
+    uint32_t subject_len, reply_len;
+};
+
+struct taken { /* a message of the step, or several in a row that are alike */
+    uint64_t handle; /* of the first */
+    struct refer_texts texts;
+    uint32_t size;   /* bytes of headers and body of each */
+    uint32_t count;
+    uint8_t flags;   /* enum ref_flags of their reference */
 };
 
 enum stalled_list {
@@ -298,7 +316,8 @@ struct connmgr {
     uint64_t subscribed;  /* subscriptions that the router was told of */
     struct flow *flows;   /* by slot of the publisher */
     uint64_t modes;       /* messages of a mode that the router was told of */
-    struct batch flow_orders;
+    struct step step;
+    struct taken *taken;
 
     struct trace trace;
     struct connmgr_event events[CONNMGR_EVENTS_MAX];
@@ -361,10 +380,15 @@ void stalled_retry(struct connmgr *cm);
 void stalled_compact(struct connmgr *cm);
 void input_commit(struct connmgr *cm, struct conn *c);
 uint8_t *input_bytes(struct connmgr *cm, const struct conn *c);
-int frames_parse(struct connmgr *cm, struct conn *c);
-int frames_parse_chain(struct connmgr *cm, struct conn *c);
-void frames_refuse(struct connmgr *cm, struct conn *c, int error);
-struct frame_limits frames_limits(const struct connmgr *cm, const struct conn *c);
+struct frame_limits take_limits(const struct connmgr *cm, const struct conn *c);
+enum take_end {
+    TAKE_ALL,  /* all were taken */
+    TAKE_ROOM, /* the next one waits for room: in the ring, or for an entry of a chunk */
+    TAKE_STOP, /* it waits for something else, or the connection ends */
+};
+/* Takes parsed frames, the first of which is the next in the stream. Returns how many bytes were taken. */
+uint32_t take_frames(struct connmgr *cm, struct conn *c, const struct frame *f, uint32_t count, enum take_end *ret_end);
+void take_refuse(struct connmgr *cm, struct conn *c, int error);
 int input_recover(struct connmgr *cm, struct conn *c, uint64_t taken);
 
 void reply_say(struct connmgr *cm, struct conn *c, enum reply reply);
@@ -399,21 +423,17 @@ void slow_recover(struct connmgr *cm, struct conn *c);
 
 int orders_process(struct connmgr *cm); /* the batch in the inbox */
 
-struct flow_mark flow_mark(const struct connmgr *cm); /* at the beginning of a step of input */
-/* Messages `first` and on of the chunk were taken: delivers them as it was decided before. Then there is
- * nothing to tell the router, and chunk_messages says how many of them are to be committed: all or none.
- * 0: nothing was done. */
-int flow_repeat(struct connmgr *cm, struct conn *c, const struct flow_mark *m, uint32_t chunk, uint32_t first);
 /* What the router says about the last messages of this connection is not to be repeated. */
 static inline void flow_never(struct conn *c) { c->routed_subscribed = FLOW_NEVER; }
-/* The router is asked about the messages before `last`. */
-void flow_asked(struct connmgr *cm, struct conn *c, const struct flow_mark *m, uint32_t chunk, uint32_t last);
 /* The orders of a batch are carried out, and their messages still there. `last_at`: of the last delivery. */
 void flow_learn(struct connmgr *cm, const struct batch *b, uint32_t last_at);
 
 /* Carries out the ORDER_DELIVER or ORDER_RUN at `at` and those after it for the same recipients. Returns where the
  * next order is. */
 uint32_t deliver_orders(struct connmgr *cm, const struct batch *b, uint32_t at, uint32_t stamp);
+/* The messages to each of these subscriptions, which just take them (F4). */
+void deliver_taken(struct connmgr *cm, const uint32_t *subs, uint32_t recipients, const struct taken *t, uint32_t count,
+                   uint32_t stamp);
 /* The connection of a subscription, counted on it as a delivery of that message (0: one that the
  * router wrote); NULL: it gets nothing more. */
 struct conn *deliver_recipient(struct connmgr *cm, uint32_t sub, uint32_t stamp, uint64_t handle);

@@ -33,7 +33,8 @@ struct delivery {
 };
 
 struct run {
-    const struct order *first;
+    const uint32_t *subs; /* of the recipients */
+    uint32_t recipients;
     uint32_t count;   /* messages */
     uint32_t headers; /* how many have any */
     uint64_t bytes;   /* of all, without sids */
@@ -205,6 +206,15 @@ static int run_speaks(struct run *run, const struct arena_entry *e)
     return 1;
 }
 
+/* Field by field: most of the frames will not be used. */
+static inline void run_begin(struct run *run, const uint32_t *subs, uint32_t recipients)
+{
+    run->subs = subs;
+    run->recipients = recipients;
+    run->count = run->headers = 0;
+    run->bytes = 0;
+}
+
 /* Adds the message to the run; 0: its frame cannot be made this way. */
 static int run_add(struct connmgr *cm, struct run *run, uint64_t handle)
 {
@@ -286,10 +296,7 @@ static void run_collect(struct connmgr *cm, struct run *run, const struct batch 
     const uint32_t *subs = order_subs(first);
     uint32_t count = order_recipients(first), single = order_deliver_bytes(count);
 
-    run->first = first; /* field by field: most of the frames will not be used */
-    run->count = run->headers = 0;
-    run->speaks = 0; /* that of no entry that is in a run */
-    run->bytes = 0;
+    run_begin(run, subs, count);
     if (first->type & ORDER_MORE || (count > 1 && !each_once(cm, subs, count))) {
         if (run_add(cm, run, order_handle(first) + p->done))
             place_next(first, p);
@@ -411,8 +418,8 @@ static void made_give(struct connmgr *cm, struct conn *c, const struct made *m)
 
 static void run_deliver(struct connmgr *cm, const struct run *run, uint32_t stamp)
 {
-    const uint32_t *subs = order_subs(run->first);
-    uint32_t count = order_recipients(run->first);
+    const uint32_t *subs = run->subs;
+    uint32_t count = run->recipients;
     struct made made;
 
     made.of = NULL; /* field by field, as above */
@@ -472,6 +479,34 @@ uint32_t deliver_orders(struct connmgr *cm, const struct batch *b, uint32_t at, 
         place_next(o, &p);
     } while (p.done);
     return p.at;
+}
+
+void deliver_taken(struct connmgr *cm, const uint32_t *subs, uint32_t recipients, const struct taken *t, uint32_t count,
+                   uint32_t stamp)
+{
+    uint32_t most = recipients == 1 || each_once(cm, subs, recipients) ? RUN_ORDERS : 1;
+    struct run run;
+
+    run_begin(&run, subs, recipients);
+    for (const struct taken *end = t + count; t < end; t++) {
+        for (uint32_t i = 0; i < t->count; i++) {
+            if (run.count == most || run.bytes >= RUN_BYTES) {
+                run_deliver(cm, &run, stamp);
+                run_begin(&run, subs, recipients);
+            }
+            if (run_add(cm, &run, t->handle + i)) {
+                run.frames[run.count - 1].alike = i && run.count > 1;
+                continue;
+            }
+            if (run.count)
+                run_deliver(cm, &run, stamp);
+            run_begin(&run, subs, recipients);
+            for (uint32_t n = 0; n < recipients; n++)
+                deliver_one(cm, subs[n], t->handle + i, stamp);
+        }
+    }
+    if (run.count)
+        run_deliver(cm, &run, stamp);
 }
 
 void deliver_as(struct connmgr *cm, const struct order_mode *o, uint32_t stamp)

@@ -15,7 +15,7 @@
  * references in the ring, answers in the output, the subscription words, the entries given
  * out, and the position in the stream (input_commit).
  */
-#include "connmgr/refer.h"
+#include "connmgr/decide.h"
 #include "base/crash.h"
 
 #include <errno.h>
@@ -63,7 +63,7 @@ void input_drop(struct connmgr *cm, struct conn *c)
 /* A chain is made for a frame whose length is known: it is read off its control line again. */
 static uint32_t recover_need(struct connmgr *cm, const struct conn *c, uint32_t chunk, uint64_t len)
 {
-    struct frame_limits limits = frames_limits(cm, c);
+    struct frame_limits limits = take_limits(cm, c);
     struct frame f[2];
     uint64_t first = len < ARENA_CHUNK_BYTES ? len : ARENA_CHUNK_BYTES;
     int status;
@@ -405,53 +405,93 @@ void input_commit(struct connmgr *cm, struct conn *c)
     redo_commit(&cm->port.redo);
 }
 
-/* The messages from `first` on, and all else of the step that began at the mark. */
-static void commit_messages(struct connmgr *cm, struct conn *c, const struct flow_mark *m, uint32_t chunk,
-                            uint32_t first)
+/* Nobody else moves on in the stream. */
+static inline void move_on(struct conn *c, uint32_t bytes)
 {
-    uint32_t last = cm->chunk_messages[chunk];
+    c->at += bytes;
+    c->len -= bytes;
+    c->in_pos += bytes;
+    c->need = 0;
+}
 
-    if (last > first) {
-        c->messages_in += last - first;
-        if (!flow_repeat(cm, c, m, chunk, first))
-            flow_asked(cm, c, m, chunk, last);
-        if (cm->chunk_messages[chunk] > first)
-            redo_put_arena(&cm->port.redo, arena_messages(cm->port.pool.arena, chunk), last);
+/* Frames that lie in one piece, as many as are whole and can be taken. 1: what is left waits for room. */
+static int parse_frames(struct connmgr *cm, struct conn *c)
+{
+    struct frame_limits limits = take_limits(cm, c);
+    struct frame frames[PROTOCOL_FRAMES + 1];
+    enum take_end end = TAKE_ALL;
+    int status = 1;
+
+    while (status == 1 && c->len) {
+        uint32_t count = c->protocol->parse(input_bytes(cm, c), c->len, &limits, frames, PROTOCOL_FRAMES, &status);
+
+        move_on(c, take_frames(cm, c, frames, count, &end));
+        if (end != TAKE_ALL)
+            break;
+        if (status < 0)
+            take_refuse(cm, c, status);
+        else if (status == 0)
+            c->need = (uint32_t)frames[count].bytes;
     }
-    if (c->reason) /* behind what was delivered to it in this step */
-        conn_tell_ending(cm);
-    input_commit(cm, c);
+    return end == TAKE_ROOM;
+}
+
+/* Whether a chained frame that has arrived whole ends as its protocol says. */
+static int chain_ends(const struct connmgr *cm, const struct conn *c)
+{
+    struct arena *a = cm->port.pool.arena;
+    const struct protocol *protocol = c->protocol;
+
+    for (uint32_t i = 0; i < protocol->end_len; i++) {
+        uint32_t at = c->need - protocol->end_len + i, link = c->chunk;
+
+        for (; at >= ARENA_CHUNK_BYTES; at -= ARENA_CHUNK_BYTES)
+            link = a->chunks[link].next - 1;
+        if (arena_data(a, link)[at] != (uint8_t)protocol->end[i])
+            return 0;
+    }
+    return 1;
+}
+
+/* The same for a frame along a chain, which has arrived whole. */
+static int parse_chain(struct connmgr *cm, struct conn *c)
+{
+    struct frame_limits limits = take_limits(cm, c);
+    enum take_end end = TAKE_ALL;
+    struct frame f[2];
+    int status;
+
+    if (c->protocol->parse(input_bytes(cm, c), ARENA_CHUNK_BYTES, &limits, f, 1, &status) != 0 || status != 0 ||
+        f->bytes != c->need) {
+        take_refuse(cm, c, -REFUSED_PARSER);
+    } else if (!chain_ends(cm, c)) {
+        take_refuse(cm, c, -REFUSED_UNKNOWN_OP);
+    } else if (take_frames(cm, c, f, 1, &end)) {
+        c->in_pos += c->need;
+        c->len = 0;
+    }
+    return end == TAKE_ROOM;
 }
 
 /* Parses what is buffered and commits it. What must wait for room goes to the list of those that do. */
 void input_parse(struct connmgr *cm, struct conn *c)
 {
     uint32_t chunk = c->chunk, first = cm->chunk_messages[chunk];
-    struct flow_mark mark = flow_mark(cm);
-    int wait = 0;
 
     count_begun(cm, c);
     if (c->unread & UNREAD_FRAMES || (c->chained && c->len < c->need))
         return;
     cm->in_step = 1;
-    if (c->chained) {
-        int done = refer_have_room(cm) ? frames_parse_chain(cm, c) : 0;
+    decide_begin(cm, c);
+    int wait = c->chained ? parse_chain(cm, c) : parse_frames(cm, c);
 
-        if (done < 0) {
-            frames_refuse(cm, c, done);
-        } else if (done == 0) {
-            wait = 1;
-        } else {
-            c->in_pos += c->need;
-            c->len = 0;
-        }
-    } else {
-        wait = frames_parse(cm, c);
-    }
     CRASH(INPUT_PARSED);
     if (c->chained)
         CRASH(CHAIN_WHOLE);
-    commit_messages(cm, c, &mark, chunk, first);
+    decide_end(cm, c, chunk, first);
+    if (c->reason) /* behind what was delivered to it in this step */
+        conn_tell_ending(cm);
+    input_commit(cm, c);
     cm->in_step = 0;
     CRASH(INPUT_COMMITTED);
     if (c->len == 0)

@@ -17,11 +17,6 @@ static inline int refer_have_room(const struct connmgr *cm)
     return batch_out_room(&cm->port.refs) > BATCH_RING - CONNMGR_REFS_AHEAD;
 }
 
-struct refer_texts { /* of a message */
-    const void *subject, *reply;
-    uint32_t subject_len, reply_len;
-};
-
 /* A message; `more` bytes are left free behind the texts. */
 static inline struct ref_message *refer_message(struct connmgr *cm, const struct conn *c, uint64_t handle, uint32_t size,
                                                 uint8_t flags, const struct refer_texts *t, uint32_t more)

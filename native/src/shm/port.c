@@ -232,3 +232,11 @@ void port_read(const struct port *p, uint64_t handle, uint32_t at, void *to, uin
             chunk = a->chunks[chunk].next - 1;
     }
 }
+
+void port_own_alone(struct port *p, uint32_t first, uint32_t count)
+{
+    ledger_word *words = &arena_words(p->pool.arena)[first];
+
+    for (uint32_t n = 0; n < count; n++)
+        (void)ledger_or_own(&words[n], ledger_limit(1));
+}

@@ -189,6 +189,9 @@ static inline void port_release(struct port *p, uint64_t handle)
     if (--*port_needed(p, handle) == 0 && p->open_handle[source] != handle)
         (void)arena_relinquish(p->arenas[source], source == p->index ? &p->pool : NULL, handle, p->my_bit, p->recovering);
 }
+/* Messages of its own arena that no other port has orders about, from entry `first` on, not committed yet: it
+ * will let go of them alone, when what needs their bodies does no longer. */
+void port_own_alone(struct port *p, uint32_t first, uint32_t count);
 /* Copies `len` bytes of headers and body from `at` on, along the chain if it is one. */
 API void port_read(const struct port *p, uint64_t handle, uint32_t at, void *to, uint32_t len);
 

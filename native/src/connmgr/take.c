@@ -1,15 +1,16 @@
-/* frames: what clients say becomes references for the router, or an answer.
+/* take: frames that clients sent become messages of the arena, references, or an answer.
  *
- * Everything here works past committed lengths: references appended to the ring, answers to
- * the output, entries of the chunk. input_parse (input.c) commits it all at once. What Python
- * has to decide becomes an event, and the connection waits.
+ * Everything here works past committed lengths: entries of the chunk, references in the ring, answers in
+ * the output. input_parse (input.c) commits it all at once, and moves on in the stream by what was taken.
+ * What Python has to decide becomes an event, and the connection waits.
  *
- * A publisher often sends many messages of one size to one subject. The protocol tells frames that
- * are alike as one with a number of repeats: their messages join its reference, which becomes a run.
+ * Messages are gathered in the step (struct taken) as long as they may go where earlier ones went; else
+ * the router is asked about them (decide.h). Frames that are alike are told by the protocol as one with a
+ * number of repeats: their messages are one struct taken, or one reference, a run.
  */
-#include "connmgr/refer.h"
+#include "connmgr/decide.h"
 
-struct frame_limits frames_limits(const struct connmgr *cm, const struct conn *c)
+struct frame_limits take_limits(const struct connmgr *cm, const struct conn *c)
 {
     return (struct frame_limits){cm->conf.max_control_line, cm->conf.max_payload,
                                  (c->options & CONN_PEDANTIC) != 0, (c->options & CONN_HEADERS) != 0,
@@ -22,12 +23,12 @@ static inline int may_have_mode(const uint8_t *p, const struct frame *f)
     return f->header_len || (p[f->subject] == '_' && p[f->subject + 1] == 'm');
 }
 
-/* The rest of a message's reference when it is of a mode; else it is left as it is. */
-static void add_mode(struct connmgr *cm, struct conn *c, const uint8_t *p, const struct frame *f,
-                     uint64_t handle)
+/* A message that may be of a mode: the router is asked about it. */
+static void refer_with_mode(struct connmgr *cm, struct conn *c, const uint8_t *p, uint32_t at, const struct frame *f,
+                            uint64_t handle)
 {
     /* Headers that lie along a chain are looked for in its first chunk only. */
-    uint32_t first = ARENA_CHUNK_BYTES - (c->at + f->body);
+    uint32_t first = ARENA_CHUNK_BYTES - (at + f->body);
     uint32_t headers = f->header_len < first ? f->header_len : first;
     struct ref_mode mode;
 
@@ -39,6 +40,11 @@ static void add_mode(struct connmgr *cm, struct conn *c, const uint8_t *p, const
     uint8_t flags = (uint8_t)((ask ? REF_REPLY : 0) | (ask && c->options & CONN_NO_RESPONDERS ? REF_NO_RESPONDERS : 0) |
                               (c->options & CONN_NO_ECHO ? REF_NO_ECHO : 0));
 
+    if (!has && decide_joins(cm, p + f->subject, f->subject_len)) {
+        decide_take(cm, &(struct taken){.handle = handle, .texts = texts, .size = f->total_len, .count = 1, .flags = flags});
+        return;
+    }
+    decide_ask(cm, c);
     if (has)
         refer_mode(cm, c, handle, f->total_len, flags, &texts, &mode);
     else
@@ -62,14 +68,13 @@ static inline void fill_entry(const struct connmgr *cm, const struct conn *c, st
     e->received_ns = cm->now_ns;
 }
 
-/* The entries of messages that repeat that of a frame, from entry `n` on; returns how many: fewer than
- * there are if the chunk has no entry left. */
-static uint32_t take_repeats(struct connmgr *cm, const struct conn *c, const struct frame *f, uint32_t n)
+/* The entries of messages that repeat that of the frame at `at`, from entry `n` on; returns how many: fewer
+ * than there are if the chunk has no entry left. */
+static uint32_t take_repeats(struct connmgr *cm, const struct conn *c, const struct frame *f, uint32_t at, uint32_t n)
 {
     struct arena *a = cm->port.pool.arena;
     uint32_t room = ARENA_CHUNK_MESSAGES - n, count = f->repeats < room ? f->repeats : room;
     struct arena_entry *e = &arena_entries(a)[c->chunk * ARENA_CHUNK_MESSAGES + n];
-    uint32_t at = c->at;
 
     for (uint32_t i = 0; i < count; i++) {
         (void)arena_begin(a, c->chunk, n + i);
@@ -79,9 +84,10 @@ static uint32_t take_repeats(struct connmgr *cm, const struct conn *c, const str
     return count;
 }
 
-/* Takes the message of a frame, and those that repeat it. Returns how many: 0 if the chunk has no entry
- * left. */
-static inline uint32_t take_messages(struct connmgr *cm, struct conn *c, const uint8_t *p, const struct frame *f)
+/* Takes the message of the frame at `at`, and those that repeat it. Returns how many: 0 if the chunk has no
+ * entry left. */
+static inline uint32_t take_messages(struct connmgr *cm, struct conn *c, const uint8_t *p, uint32_t at,
+                                     const struct frame *f)
 {
     uint32_t n = cm->chunk_messages[c->chunk], count = 1;
 
@@ -90,23 +96,31 @@ static inline uint32_t take_messages(struct connmgr *cm, struct conn *c, const u
     struct arena *a = cm->port.pool.arena;
     uint64_t handle = arena_begin(a, c->chunk, n);
 
-    fill_entry(cm, c, &arena_entries(a)[c->chunk * ARENA_CHUNK_MESSAGES + n], f, c->at);
+    fill_entry(cm, c, &arena_entries(a)[c->chunk * ARENA_CHUNK_MESSAGES + n], f, at);
     if (may_have_mode(p, f)) {
         cm->chunk_messages[c->chunk] = n + 1;
         cm->stats.messages_in++;
-        add_mode(cm, c, p, f, handle);
+        refer_with_mode(cm, c, p, at, f, handle);
         return 1;
     }
+    if (f->repeats)
+        count += take_repeats(cm, c, f, at, n + 1);
+    cm->chunk_messages[c->chunk] = n + count;
+    cm->stats.messages_in += count;
     /* The router needs the reply subject only to tell a sender that nobody listens. */
     int ask = f->reply_len && c->options & CONN_NO_RESPONDERS;
     struct refer_texts texts = {p + f->subject, p + f->reply, f->subject_len, ask ? f->reply_len : 0};
     uint8_t flags = (uint8_t)((ask ? REF_REPLY | REF_NO_RESPONDERS : 0) | (c->options & CONN_NO_ECHO ? REF_NO_ECHO : 0));
+
+    if (decide_joins(cm, p + f->subject, f->subject_len)) {
+        decide_take(cm, &(struct taken){.handle = handle, .texts = texts, .size = f->total_len, .count = count, .flags = flags});
+        return count;
+    }
+    decide_ask(cm, c);
     struct ref_message *r = refer_message(cm, c, handle, f->total_len, flags, &texts, 0);
 
-    if (f->repeats && (count += take_repeats(cm, c, f, n + 1)) > 1)
+    if (count > 1)
         refer_join(r, count - 1, f->total_len);
-    cm->chunk_messages[c->chunk] = n + count;
-    cm->stats.messages_in += count;
     return count;
 }
 
@@ -125,6 +139,7 @@ static void subscribe(struct connmgr *cm, struct conn *c, const uint8_t *p, cons
             conn_end(cm, c, CLOSE_SUBSCRIPTIONS);
             return;
         }
+        decide_ask(cm, c);
         refer_subscribe(cm, c, sub, p + f->subject, f->subject_len, p + f->queue, f->queue_len);
     }
     if (c->options & CONN_VERBOSE)
@@ -148,6 +163,7 @@ static void unsubscribe(struct connmgr *cm, struct conn *c, const uint8_t *p, co
             max = 0;
             subtable_die(cm, sub);
         }
+        decide_ask(cm, c);
         refer_unsubscribe(cm, c->slot, sub, max);
     }
     if (c->options & CONN_VERBOSE)
@@ -156,13 +172,14 @@ static void unsubscribe(struct connmgr *cm, struct conn *c, const uint8_t *p, co
 
 /* A whole frame. Returns how many were consumed: 1, or with repeats; fewer if it must wait (for Python, or
  * for an entry in another chunk). */
-static inline uint32_t handle_frame(struct connmgr *cm, struct conn *c, const uint8_t *p, const struct frame *f)
+static inline uint32_t take_frame(struct connmgr *cm, struct conn *c, const uint8_t *p, uint32_t at,
+                                  const struct frame *f)
 {
     uint32_t count;
 
     switch (f->op) {
     case FRAME_MESSAGE:
-        count = take_messages(cm, c, p, f);
+        count = take_messages(cm, c, p, at, f);
         if (!count)
             return 0;
         if (f->flags & FRAME_BAD_SUBJECT)
@@ -178,6 +195,7 @@ static inline uint32_t handle_frame(struct connmgr *cm, struct conn *c, const ui
         return 1;
     case FRAME_PING:
         /* The answer comes by way of the router, behind everything this client said. */
+        decide_ask(cm, c);
         refer_ping(cm, c);
         if (c->options & CONN_VERBOSE) {
             unread_set(c, UNREAD_ANSWER);
@@ -199,83 +217,39 @@ static inline uint32_t handle_frame(struct connmgr *cm, struct conn *c, const ui
     }
 }
 
-/* The chained frame has arrived whole: only its end is left to check. */
-int frames_parse_chain(struct connmgr *cm, struct conn *c)
-{
-    struct frame_limits limits = frames_limits(cm, c);
-    const struct protocol *protocol = c->protocol;
-    struct frame f[2];
-    struct arena *a = cm->port.pool.arena;
-    int status;
-
-    if (protocol->parse(input_bytes(cm, c), ARENA_CHUNK_BYTES, &limits, f, 1, &status) != 0 || status != 0 ||
-        f->bytes != c->need)
-        return -REFUSED_PARSER;
-    for (uint32_t i = 0; i < protocol->end_len; i++) {
-        uint32_t at = c->need - protocol->end_len + i, link = c->chunk;
-
-        for (; at >= ARENA_CHUNK_BYTES; at -= ARENA_CHUNK_BYTES)
-            link = a->chunks[link].next - 1;
-        if (arena_data(a, link)[at] != (uint8_t)protocol->end[i])
-            return -REFUSED_UNKNOWN_OP;
-    }
-    return (int)handle_frame(cm, c, input_bytes(cm, c), f);
-}
-
-void frames_refuse(struct connmgr *cm, struct conn *c, int error)
+void take_refuse(struct connmgr *cm, struct conn *c, int error)
 {
     cm->stats.refused[-error]++;
     c->error = (int16_t)error;
     conn_end(cm, c, CLOSE_PROTOCOL);
 }
 
-static inline void consume(struct conn *c, uint32_t bytes)
+uint32_t take_frames(struct connmgr *cm, struct conn *c, const struct frame *f, uint32_t count, enum take_end *ret_end)
 {
-    c->at += bytes;
-    c->len -= bytes;
-    c->in_pos += bytes;
-    c->need = 0;
-}
-
-/* Handles parsed frames until one must wait. 1: all were handled; 0: it waits for room; -1: for something else. */
-static int handle_frames(struct connmgr *cm, struct conn *c, const struct frame *f, uint32_t count)
-{
-    const uint8_t *p = input_bytes(cm, c);
+    uint32_t at = c->at;
+    const uint8_t *p = arena_data(cm->port.pool.arena, c->chunk) + at;
 
     for (const struct frame *end = f + count; f < end; f++) {
-        uint32_t left = f->repeats + 1u, taken;
+        uint32_t left = f->repeats + 1u, taken, bytes = (uint32_t)f->bytes;
 
         do {
+            *ret_end = TAKE_ROOM;
             if (!refer_have_room(cm) || cm->port.redo.count >= REDO_PAIRS_SOFT)
-                return 0;
-            taken = handle_frame(cm, c, p, f);
-            if (!taken)
-                return c->unread & UNREAD_DECISION ? -1 : 0;
-            p += taken * f->bytes;
-            consume(c, taken * (uint32_t)f->bytes);
+                return at - c->at;
+            taken = take_frame(cm, c, p, at, f);
+            if (!taken) {
+                if (c->unread & UNREAD_DECISION)
+                    *ret_end = TAKE_STOP;
+                return at - c->at;
+            }
+            p += taken * bytes;
+            at += taken * bytes;
         } while (left -= taken);
-        if (c->reason || c->unread & UNREAD_ANSWER) /* it ends, or the next confirmation comes after the answer */
-            return -1;
+        if (c->reason || c->unread & UNREAD_ANSWER) { /* it ends, or the next confirmation comes after the answer */
+            *ret_end = TAKE_STOP;
+            return at - c->at;
+        }
     }
-    return 1;
-}
-
-int frames_parse(struct connmgr *cm, struct conn *c)
-{
-    struct frame_limits limits = frames_limits(cm, c);
-    struct frame frames[PROTOCOL_FRAMES + 1];
-    int status = 1;
-
-    while (status == 1 && c->len) {
-        uint32_t count = c->protocol->parse(input_bytes(cm, c), c->len, &limits, frames, PROTOCOL_FRAMES, &status);
-        int handled = handle_frames(cm, c, frames, count);
-
-        if (handled <= 0)
-            return handled == 0;
-        if (status < 0)
-            frames_refuse(cm, c, status);
-        else if (status == 0)
-            c->need = (uint32_t)frames[count].bytes;
-    }
-    return 0;
+    *ret_end = TAKE_ALL;
+    return at - c->at;
 }

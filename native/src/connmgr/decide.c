@@ -1,8 +1,8 @@
-/* flow: what the router decided is repeated while nothing that it depends on has changed.
+/* decide: what the router decided is repeated while nothing that it depends on has changed. See decide.h.
  *
  * Who publishes to one subject would have the router find the same recipients for each message. At
  * low load the way there and back is most of a message's time, at high load a third of its work. So
- * its connmgr remembers the last decision, and repeats it without asking: the frames go into the
+ * its connmgr remembers the last decision (a flow), and repeats it without asking: the frames go into the
  * output of the recipients in the very step that takes them from the publisher. Such a message has no
  * reference. If bodies are copied they are not even kept: their entries are not committed. Larger ones
  * stay in the arena, with a limit of 1 from the beginning, until the last recipient has them; a step has
@@ -25,7 +25,7 @@
  *   F4  It is repeated if each recipient just takes it. Whatever else may happen (one has unsubscribed or
  *       is gone, one is slow, has a maximum) happens where the router's orders are carried out.
  */
-#include "connmgr/connmgr.h"
+#include "connmgr/decide.h"
 #include "base/crash.h"
 
 #define FLOW_BATCH_BYTES 1024u /* of orders: of a larger batch only the last one is learned from */
@@ -33,13 +33,32 @@
 #define FLOW_BLOCKS_MAX 1024u  /* of output, for what is repeated at once */
 _Static_assert(FLOW_FRAME_MORE > PROTOCOL_SID_MAX + 2, "see above");
 
-struct flow_mark flow_mark(const struct connmgr *cm)
+void decide_begin(struct connmgr *cm, const struct conn *c)
 {
-    return (struct flow_mark){.seq = cm->port.refs.seq, .bytes = cm->port.refs.bytes, .subscribed = cm->subscribed,
-                              .modes = cm->modes};
+    const struct flow *f = &cm->flows[c->slot];
+
+    cm->step = (struct step){.subscribed = cm->subscribed, .modes = cm->modes};
+    if (c->has_flow && !c->routing && !c->chained && f->subscribed == cm->subscribed) /* F1, F3 */
+        cm->step.flow = f;
 }
 
-void flow_asked(struct connmgr *cm, struct conn *c, const struct flow_mark *m, uint32_t chunk, uint32_t last)
+void decide_ask_now(struct connmgr *cm, const struct conn *c)
+{
+    struct step *s = &cm->step;
+
+    for (uint32_t i = 0; i < s->count; i++) {
+        const struct taken *t = &cm->taken[i];
+        struct ref_message *r = refer_message(cm, c, t->handle, t->size, t->flags, &t->texts, 0);
+
+        if (t->count > 1)
+            refer_join(r, t->count - 1, t->size);
+    }
+    s->flow = NULL;
+    s->count = 0;
+}
+
+/* The router has been asked about the messages before `last`. */
+static void asked(struct connmgr *cm, struct conn *c, uint32_t chunk, uint32_t last)
 {
     struct arena *a = cm->port.pool.arena;
     uint32_t entry = chunk * ARENA_CHUNK_MESSAGES + last - 1;
@@ -50,7 +69,7 @@ void flow_asked(struct connmgr *cm, struct conn *c, const struct flow_mark *m, u
     c->routed_last = handle_make(a->owner, atomic_load_explicit(&arena_words(a)[entry], memory_order_relaxed), entry);
     c->routed_subscribed = cm->subscribed;
     /* A subscription of the same step may be behind the message. One of a mode may get another decision. */
-    if (m->subscribed != cm->subscribed || m->modes != cm->modes)
+    if (cm->step.subscribed != cm->subscribed || cm->step.modes != cm->modes)
         flow_never(c);
 }
 
@@ -114,130 +133,43 @@ static int all_take_it(const struct connmgr *cm, const struct flow *f, uint64_t 
     return output_has_room(cm);
 }
 
-struct place { /* in the references of a step */
-    uint64_t seq;
-    uint32_t at;
-};
-
-/* The reference at the place, which moves behind it; NULL: there are no more. */
-static const struct ref *next_ref(const struct connmgr *cm, struct place *p)
+/* Delivers what was taken as it was decided before. 0: nothing was done. */
+static int repeat(struct connmgr *cm, struct conn *c, uint32_t chunk, uint32_t first)
 {
-    const struct batch_out *o = &cm->port.refs;
-    const struct batch *b = batch_slot(o->ring, p->seq);
-
-    while (p->seq < o->seq && p->at == b->bytes) {
-        b = batch_slot(o->ring, ++p->seq);
-        p->at = BATCH_HEAD;
-    }
-    if (p->seq == o->seq && p->at == o->bytes)
-        return NULL;
-    const struct ref *r = batch_ref(b, p->at);
-
-    p->at += r->bytes;
-    return r;
-}
-
-enum flow_bodies { FLOW_NONE = 0, FLOW_COPIED = 1, FLOW_KEPT = 2, FLOW_BOTH = 3 };
-
-/* What the bodies of the step are like; FLOW_NONE: not all messages are of the flow. */
-static enum flow_bodies all_of_flow(const struct connmgr *cm, const struct flow *f, struct place p)
-{
-    int bodies = 0;
-
-    for (const struct ref *head; (head = next_ref(cm, &p));) {
-        const struct ref_message *r = (const struct ref_message *)head;
-
-        if (r->type != REF_MESSAGE || r->flags & REF_MODE || r->subject_len != f->subject_len ||
-            memcmp(r->text, f->subject, f->subject_len) != 0)
-            return FLOW_NONE;
-        bodies |= r->size / ref_messages(r) > CONNMGR_COPY_MAX ? FLOW_KEPT : FLOW_COPIED;
-    }
-    return (enum flow_bodies)bodies;
-}
-
-/* The messages from `first` on are to be let go of by us alone. They are not committed: nobody knows them. */
-static void set_limits(struct connmgr *cm, uint32_t chunk, uint32_t first)
-{
-    ledger_word *words = &arena_words(cm->port.pool.arena)[chunk * ARENA_CHUNK_MESSAGES];
-
-    for (uint32_t n = first; n < cm->chunk_messages[chunk]; n++)
-        (void)ledger_or_own(&words[n], ledger_limit(1));
-}
-
-/* Appends the order that the router would have given. */
-static void append_order(struct batch *b, const struct flow *f, const struct ref_message *r)
-{
-    void *at = (char *)b + b->bytes;
-    uint32_t messages = ref_messages(r);
-
-    if (messages > 1) {
-        struct order_run *o = at;
-
-        *o = (struct order_run){.type = ORDER_RUN, .limit = 1, .recipients = f->count, .messages = messages, .first = r->handle};
-        memcpy(o->subs, f->subs, f->count * 4u);
-        b->bytes += order_run_bytes(f->count);
-    } else {
-        struct order_deliver *o = at;
-
-        *o = (struct order_deliver){.type = ORDER_DELIVER, .limit = 1, .recipients = f->count, .only = f->subs[0],
-                                    .handle = r->handle};
-        if (f->count > 1)
-            memcpy(o->subs, f->subs, f->count * 4u);
-        b->bytes += order_deliver_bytes(f->count);
-    }
-}
-
-static void deliver_all(struct connmgr *cm, struct batch *b)
-{
-    for (uint32_t at = BATCH_HEAD; at < b->bytes;)
-        at = deliver_orders(cm, b, at, (uint32_t)(cm->port.log->applied + 1));
-    b->bytes = BATCH_HEAD;
-}
-
-static void deliver_flow(struct connmgr *cm, const struct flow *f, struct place p)
-{
-    struct batch *b = &cm->flow_orders;
-
-    b->bytes = BATCH_HEAD;
-    for (const struct ref *r; (r = next_ref(cm, &p));) {
-        if (b->bytes + order_run_bytes(f->count) > BATCH_BYTES)
-            deliver_all(cm, b);
-        append_order(b, f, (const struct ref_message *)r);
-    }
-    deliver_all(cm, b);
-    for (uint32_t i = 0; i < f->count; i++) {
-        struct sub_rec *s = &cm->subs[f->subs[i]];
-
-        redo_put(&cm->port.redo, &s->base, s->delivered);
-    }
-}
-
-int flow_repeat(struct connmgr *cm, struct conn *c, const struct flow_mark *m, uint32_t chunk, uint32_t first)
-{
-    const struct flow *f = &cm->flows[c->slot];
-
-    if (!c->has_flow || c->routing || c->chained || f->subscribed != cm->subscribed)
-        return 0;
+    const struct step *s = &cm->step;
+    const struct flow *f = s->flow;
     uint32_t messages = cm->chunk_messages[chunk] - first;
     uint64_t bytes = c->in_pos - cm->recs[c->slot].in_pos + messages * FLOW_FRAME_MORE;
-    struct place p = {.seq = m->seq, .at = m->bytes};
-
-    enum flow_bodies bodies = all_take_it(cm, f, bytes) ? all_of_flow(cm, f, p) : FLOW_NONE;
     /* For each recipient: a block of copies is half full at least; a body that is kept has one before and after it. */
-    uint64_t blocks = bodies == FLOW_KEPT ? 2 * messages : 2 * bytes / JOURNAL_BLOCK_BYTES + 2;
+    uint64_t blocks = s->bodies == BODIES_KEPT ? 2 * messages : 2 * bytes / JOURNAL_BLOCK_BYTES + 2;
 
-    if ((bodies != FLOW_COPIED && bodies != FLOW_KEPT) || f->count * blocks > FLOW_BLOCKS_MAX)
+    if (s->bodies == BODIES_BOTH || f->count * blocks > FLOW_BLOCKS_MAX || !all_take_it(cm, f, bytes))
         return 0;
     if (TRACE_IF(cm->trace.on))
         trace_flow(cm, messages);
-    deliver_flow(cm, f, p);
-    cm->port.refs.seq = m->seq;
-    cm->port.refs.bytes = m->bytes;
-    if (bodies == FLOW_COPIED)
-        cm->chunk_messages[chunk] = first;
+    deliver_taken(cm, f->subs, f->count, cm->taken, s->count, (uint32_t)(cm->port.log->applied + 1));
+    for (uint32_t i = 0; i < f->count; i++)
+        redo_put(&cm->port.redo, &cm->subs[f->subs[i]].base, cm->subs[f->subs[i]].delivered);
+    if (s->bodies == BODIES_COPIED)
+        cm->chunk_messages[chunk] = first; /* nobody needs them: they are not even entries */
     else
-        set_limits(cm, chunk, first);
+        port_own_alone(&cm->port, chunk * ARENA_CHUNK_MESSAGES + first, messages);
     cm->stats.repeated += messages;
     CRASH(FLOW_APPLIED);
     return 1;
+}
+
+void decide_end(struct connmgr *cm, struct conn *c, uint32_t chunk, uint32_t first)
+{
+    uint32_t last = cm->chunk_messages[chunk];
+
+    if (last == first)
+        return;
+    c->messages_in += last - first;
+    if (!cm->step.flow || !repeat(cm, c, chunk, first)) {
+        decide_ask(cm, c);
+        asked(cm, c, chunk, last);
+    }
+    if (cm->chunk_messages[chunk] > first)
+        redo_put_arena(&cm->port.redo, arena_messages(cm->port.pool.arena, chunk), last);
 }

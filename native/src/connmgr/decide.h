@@ -1,0 +1,50 @@
+/* decide: for the messages of a step, whether the router is asked or its last decision repeated.
+ *
+ *   take (take.c)  ->  decide  ->  refer (refer.c) | deliver (deliver.c)  ->  commit (input.c)
+ *
+ * The structure: struct step in struct connmgr, about the bytes of one connection that are being parsed.
+ *               `flow` says which decision may be repeated for what was taken so far; what was taken
+ *               waits in `taken`. NULL: the router is asked, and references are written at once.
+ * Written by:   the connmgr, in private memory. It dies with the process, and so does the step.
+ * Invariants:   a step is repeated as a whole, or asked about as a whole: references are in the order of
+ *               the stream. What waits in `taken` has room in the ring (DECIDE_REF_BYTES).
+ */
+#ifndef MIDAIR_DECIDE_H
+#define MIDAIR_DECIDE_H
+
+#include "connmgr/refer.h"
+
+/* Bytes of references that may wait. The ring has at most CONNMGR_REFS_AHEAD batches in it when a step
+ * begins, and two batches in a row hold more than one is large: so there is room for all of them. */
+#define DECIDE_REF_BYTES ((BATCH_RING - CONNMGR_REFS_AHEAD - 4) / 2 * (BATCH_BYTES - BATCH_HEAD))
+
+void decide_begin(struct connmgr *cm, const struct conn *c);
+/* From here on the router is asked: what waits is referred to it. */
+void decide_ask_now(struct connmgr *cm, const struct conn *c);
+/* Nothing more is taken in this step. The messages are entries `first` and on of the chunk. */
+void decide_end(struct connmgr *cm, struct conn *c, uint32_t chunk, uint32_t first);
+
+static inline void decide_ask(struct connmgr *cm, const struct conn *c)
+{
+    if (cm->step.flow)
+        decide_ask_now(cm, c);
+}
+
+/* Whether a message to that subject may go where the ones before it went. */
+static inline int decide_joins(const struct connmgr *cm, const uint8_t *subject, uint32_t len)
+{
+    const struct flow *f = cm->step.flow;
+
+    return f && f->subject_len == len && memcmp(f->subject, subject, len) == 0 && cm->step.ref_bytes < DECIDE_REF_BYTES;
+}
+
+static inline void decide_take(struct connmgr *cm, const struct taken *t)
+{
+    struct step *s = &cm->step;
+
+    cm->taken[s->count++] = *t;
+    s->ref_bytes += ref_bytes(t->texts.subject_len + t->texts.reply_len);
+    s->bodies |= t->size > CONNMGR_COPY_MAX ? BODIES_KEPT : BODIES_COPIED;
+}
+
+#endif
