@@ -103,7 +103,7 @@ struct sub_rec {
     uint64_t word;      /* redo: SUB_* | epoch:29 << 32 | conn slot. 0: never used; without
                          * SUB_ACTIVE and SUB_DYING: free */
     uint64_t delivered; /* with base and stamp: how many went out */
-    uint64_t base;      /* `delivered` before the batch `stamp`; redo when flow.c has delivered since */
+    uint64_t base;      /* `delivered` before the batch `stamp`; redo when a flow has delivered since (decide.c) */
     uint64_t max;       /* redo; 0: none */
     uint32_t stamp;     /* low bits of the batch that last changed `delivered` */
     uint8_t sid_len;    /* before the step that sets SUB_ACTIVE, as all that follow */

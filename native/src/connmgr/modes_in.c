@@ -2,7 +2,7 @@
  *
  * The structure: none is kept. What headers and subject say becomes a struct ref_mode, which
  *               travels behind the texts of the reference: the router sees no headers.
- * Created by:   take_message() of frames.c, on its stack, past committed lengths.
+ * Created by:   refer_with_mode() of take.c, on its stack, past committed lengths.
  * Invariants:   headers are read where the frame landed, and no further than MODES_HEADER_MAX.
  *               A message without a header of ours, and not to a subject of ours, has no mode.
  * After a crash: the frame is parsed again.

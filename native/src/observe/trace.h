@@ -173,7 +173,7 @@ API int trace_open(struct connmgr *cm, struct trace_ring *ring, const struct tra
 void trace_switch(struct connmgr *cm, uint64_t word);
 void trace_batch(struct connmgr *cm, const struct batch *b);
 void trace_mark(struct connmgr *cm, const struct order_trace *m);
-void trace_flow(struct connmgr *cm, uint32_t messages); /* that the router is not asked about (flow.c) */
+void trace_flow(struct connmgr *cm, uint32_t messages); /* that the router is not asked about (decide.c) */
 struct trace_part { /* deliveries of messages in a row, alike but for their bodies */
     uint64_t handle; /* of the first */
     uint64_t end;    /* of its bytes in the stream of its connection */
