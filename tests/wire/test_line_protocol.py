@@ -6,6 +6,7 @@ listeners of one instance and talk to each other, through kills of the connmgr t
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import signal
@@ -59,15 +60,18 @@ class Both:
 @pytest.fixture(scope="module", params=(1, 2), ids=("1connmgr", "2connmgrs"))
 def both(request: pytest.FixtureRequest) -> Iterator[Both]:
     build = ROOT / "build" / "line"
-    subprocess.run(
-        [
-            *(sys.executable, "native/build.py", "--out", str(build)),
-            *("--test-protocol", str(FOLDER / "line.c")),
-        ],
-        cwd=ROOT,
-        check=True,
-        capture_output=True,
-    )
+    build.mkdir(parents=True, exist_ok=True)
+    with (build / ".lock").open("w") as lock:  # a test beside this one may be building, too
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        subprocess.run(
+            [
+                *(sys.executable, "native/build.py", "--out", str(build)),
+                *("--test-protocol", str(FOLDER / "line.c")),
+            ],
+            cwd=ROOT,
+            check=True,
+            capture_output=True,
+        )
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MIDAIR_NATIVE", str(build))
         instance = start(__name__, CONFIG, "--connmgrs", str(request.param))
