@@ -1,15 +1,16 @@
 /* arena: where message bodies lie, and which of them are still needed.
  *
- * One segment per connmgr. A log-structured set of chunks; sockets are received straight
+ * One segment for each port that publishes: each connmgr. A log-structured set of chunks; sockets are received straight
  * into the open chunk, frames stay where they landed. A chunk that is closed and holds no
  * live message is reused, the one freed last first, so that the path stays in the cache.
  *
  *   header | chunk headers | ledger words | entries | chunk data
  *
- * Created by:   whichever connmgr comes first (what is written then is the same). Mapped by all connmgrs, never by the router.
+ * Created by:   whichever port comes first (what is written then is the same). Mapped by all ports that
+ *               read bodies, never by the router.
  * Written by:   the owner: everything, except
- *               - ledger words: any connmgr, by the rules of ledger.h;
- *               - `freed` and `maybe_free`: any connmgr adds, the owner clears; both are only
+ *               - ledger words: any port, by the rules of ledger.h;
+ *               - `freed` and `maybe_free`: any port adds, the owner clears; both are only
  *                 hints about when to look.
  * Entries are numbered chunk * ARENA_CHUNK_MESSAGES + n.
  * Invariants:
@@ -78,7 +79,7 @@ _Static_assert(sizeof(struct arena_entry) == 48, "frozen layout");
 
 struct arena {
     struct segment_header header;
-    uint32_t owner;                            /* creator, once: connmgr index */
+    uint32_t owner;                            /* creator, once: number of the port */
     uint32_t chunk_count;                      /* creator, once */
     uint64_t words, entries, data;             /* creator, once: offsets in the segment */
     uint64_t pad[4];

@@ -1,7 +1,7 @@
 /* batch: what travels through the POSIX queues, and the rings it waits in.
  *
- * A connmgr sends batches of references ("refs") to the router, the router sends batches of
- * orders to connmgrs (records.h). One batch is one queue message of at most BATCH_BYTES.
+ * A port sends batches of references ("refs") to the router, the router sends batches of
+ * orders to ports (records.h). One batch is one queue message of at most BATCH_BYTES.
  *
  * Ring (outgoing), in the sender's segment: BATCH_RING slots, slot seq % BATCH_RING.
  *   `tail` changes by redo (with the step that appended) or when a batch is closed for sending.
@@ -19,10 +19,10 @@
  *   B4  A process receives into the inbox in its own segment, never into private memory. It
  *       clears the sequence field before the call. Found equal to done + 1 after a crash,
  *       it means: received, not finished.
- *   B5  Nobody waits inside `mq_send`. While references cannot leave, a connmgr stops
- *       reading its clients. While the ring of a connmgr is full, the router leaves
- *       references waiting: those with one recipient there, and those with several
- *       recipients anywhere. It goes on with those of the other connmgrs.
+ *   B5  Nobody waits inside `mq_send`. While references cannot leave, a port takes in nothing
+ *       that would make more: a connmgr stops reading its clients. While the ring of a port is
+ *       full, the router leaves references waiting: those with one recipient there, and those
+ *       with several recipients anywhere. It goes on with those of the other ports.
  */
 #ifndef MIDAIR_BATCH_H
 #define MIDAIR_BATCH_H
@@ -41,7 +41,7 @@ API struct batch {
     uint64_t seq;      /* from 1; per ring only grows */
     uint32_t bytes;    /* with this header; valid once closed */
     uint16_t rounds;   /* see batch_rounds() */
-    uint8_t from;      /* connmgr index, or 255 for the router */
+    uint8_t from;      /* number of the port, or 255 for the router */
     uint8_t version;
     uint64_t closed_ns; /* CLOCK_MONOTONIC, when it was closed for sending */
     uint64_t trace_tag; /* references of a connmgr that traces: batch_trace_tag(); else 0 */

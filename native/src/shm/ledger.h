@@ -2,12 +2,12 @@
  *
  *   limit:6 | generation:26 | relinquished-by:32
  *
- * Created by:   the connmgr that received the message (ledger_init), before anyone else
+ * Created by:   the port that received the message (ledger_init), before anyone else
  *               has seen its handle.
- * Written by:   any connmgr, with ledger_or / ledger_or_redo only.
- * Invariants (`limit` says how many connmgrs the router touched):
+ * Written by:   any port, with ledger_or / ledger_or_redo only.
+ * Invariants (`limit` says how many ports the router touched):
  *   L1  While a generation lives, bits are only added, by `ledger_or()` and
- *       `ledger_or_redo()`. Each connmgr adds its own bit; the holder of the order that
+ *       `ledger_or_redo()`. Each port adds its own bit; the holder of the order that
  *       carries the limit adds the limit, or who received the message, before it is
  *       committed, if no order is needed (F1). Adding the same again changes nothing.
  *   L2  Whatever the order of these steps, exactly one call sees the word become complete
@@ -52,7 +52,7 @@ API static inline int ledger_complete(uint64_t word)
     uint32_t limit = (uint32_t)(word >> LEDGER_LIMIT_SHIFT);
     uint32_t bits = (uint32_t)word;
 
-    if (limit <= 1) /* the common case: one connmgr touched, or the limit not yet known */
+    if (limit <= 1) /* the common case: one port touched, or the limit not yet known */
         return limit == 1 && bits != 0;
     return (uint32_t)__builtin_popcount(bits) == limit;
 }
@@ -77,7 +77,7 @@ static inline uint64_t ledger_init_as(ledger_word *word, const ledger_word *firs
 }
 
 API static inline uint64_t ledger_limit(uint32_t limit) { return (uint64_t)limit << LEDGER_LIMIT_SHIFT; }
-API static inline uint64_t ledger_bit(uint32_t connmgr) { return 1ULL << connmgr; }
+API static inline uint64_t ledger_bit(uint32_t port) { return 1ULL << port; }
 
 /* Adds bits and/or limit; 1 if this call completed the word. The caller holds the message. */
 API static inline int ledger_or(ledger_word *word, uint64_t add)

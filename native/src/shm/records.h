@@ -1,10 +1,10 @@
 /* records: what the batches of the queues carry. batch.h is the transport; here is the content.
  *
- * References go from a connmgr to the router, orders from the router to a connmgr. Each record begins
+ * References go from a port to the router, orders from the router to a port. Each record begins
  * with a head (struct ref, struct order) whose type says which of the structs below it is. A record
  * is padded to 8 bytes and lies within one batch.
  *
- * Written by:   refer.c in a connmgr, instruct.c in the router; nobody else makes a record.
+ * Written by:   refer.c and port.c in a port, instruct.c in the router; nobody else makes a record.
  * Invariants:   the bytes of a record do not change within one BATCH_VERSION: what a process of the
  *               previous release sent is read by this one. The asserts hold the offsets.
  */
@@ -15,7 +15,7 @@
 
 #include <stddef.h>
 
-/* ---- references: connmgr -> router ---- */
+/* ---- references: port -> router ---- */
 
 enum ref_type {
     REF_MESSAGE = 1,     /* ref_message; with REF_RUN ref_run */
@@ -126,7 +126,7 @@ struct ref_hold {
     uint32_t conn;          /* the crowded consumer */
     uint32_t publisher;     /* slot of a connection that publishes to it */
     uint64_t uid;           /* of the consumer */
-    uint64_t publisher_port; /* connmgr of the publisher */
+    uint64_t publisher_port; /* port of the publisher */
 };
 struct ref_name_kept {
     uint8_t type, flags;
@@ -135,7 +135,7 @@ struct ref_name_kept {
     uint32_t conn;           /* the holder of the name */
     uint32_t asker;          /* slot of the connection that asked for it */
     uint64_t uid;            /* of the holder */
-    uint64_t asker_port;     /* connmgr of the asker */
+    uint64_t asker_port;     /* port of the asker */
     uint64_t asker_uid;
 };
 
@@ -217,7 +217,7 @@ static inline const struct ref_mode *ref_mode(const struct ref_message *r)
     return (const struct ref_mode *)(r->text + batch_pad((uint32_t)r->subject_len + r->reply_len));
 }
 
-/* ---- orders: router -> connmgr ---- */
+/* ---- orders: router -> port ---- */
 
 enum order_type {
     ORDER_DELIVER = 1,       /* order_deliver */
@@ -239,11 +239,11 @@ enum order_type {
     ORDER_NAME_ASKED = 17,   /* order_name: another client asks for the name of this one: is it alive? */
     ORDER_LAST = ORDER_NAME_ASKED,
 };
-#define ORDER_MORE 0x80 /* in type: further recipients of this message follow for this connmgr */
+#define ORDER_MORE 0x80 /* in type: further recipients of this message follow for this port */
 
 struct order { /* the head of every order */
     uint8_t type;  /* enum order_type, perhaps | ORDER_MORE */
-    uint8_t limit; /* on the last order of a message: how many connmgrs have orders about it; else 0 */
+    uint8_t limit; /* on the last order of a message: how many ports have orders about it; else 0 */
 };
 #define ORDER_BYTES_MIN 16u
 
@@ -294,7 +294,7 @@ struct order_conn { /* orders about a connection: PASSED, CLOSED, NAME_TAKEN, NA
 };
 struct order_name {
     uint8_t type, limit;
-    uint16_t asker_port; /* connmgr of who asks */
+    uint16_t asker_port; /* port of who asks */
     uint32_t conn;       /* slot of the holder */
     uint64_t uid;        /* of the holder */
     uint64_t asker_uid;
@@ -372,7 +372,7 @@ struct order_trace {
     uint64_t routed_ns; /* when the router took them up */
     uint32_t source_generation, router_generation;
     uint32_t round_messages;
-    uint8_t source;     /* connmgr of the references */
+    uint8_t source;     /* port of the references */
     uint8_t pad2[3];
 };
 
@@ -445,7 +445,7 @@ static inline const struct order *batch_order(const struct batch *b, uint32_t at
     return (const struct order *)((const char *)b + at);
 }
 
-/* Whether this order is about a message that a connmgr lets go of after it: struct order_message. */
+/* Whether this order is about a message that a port lets go of after it: struct order_message. */
 static inline int order_has_message(const struct order *o)
 {
     uint8_t type = o->type & (uint8_t)~ORDER_MORE;
