@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import posix_ipc
 
 from midair import names
-from midair.errors import LayoutError
+from midair.errors import LayoutError, MissingError
+from midair.process import ipc
 from native import ffi, lib
 from native.segment import Kind, View, open_segment
 
@@ -94,8 +96,11 @@ class Own:
         try:
             self.pointer = attach()
         except LayoutError:  # another version counted something else: begin anew
+            before = _same_rows(name)
             posix_ipc.unlink_shared_memory(name)
             self.pointer = attach()
+            if before is not None:
+                lib.stats_take_rows(self.pointer, before.pointer)
         self._totals = ffi.new(f"{totals} *")
         self._gauges = ffi.new(f"{gauges} *")
 
@@ -112,6 +117,16 @@ class Own:
             setattr(self._gauges, name, value)
         sizes = ffi.sizeof(self._totals[0]), ffi.sizeof(self._gauges[0])
         lib.stats_publish(self.pointer, self._totals, sizes[0], self._gauges, sizes[1])
+
+
+def _same_rows(name: str) -> View | None:
+    """The segment of another version, if its rows are as ours."""
+    header = ipc.segment_header(name)
+    if header is None or (header.kind, header.layout) != (KIND.kind, KIND.layout):
+        return None
+    with contextlib.suppress(LayoutError, MissingError):
+        return View(name, replace(KIND, fingerprint=header.fingerprint))
+    return None
 
 
 class Reader:

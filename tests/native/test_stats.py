@@ -95,6 +95,24 @@ def test_rows_that_change_hands_are_not_read(instance_name: str) -> None:
     assert [conn.uid for conn in reader.conns()] == [13]
 
 
+def test_what_clients_said_outlives_another_version(instance_name: str) -> None:
+    """Its counters are not ours, its rows are."""
+    own = stats.Own(instance_name, names.CONNMGR, 0, 4, None)
+    own.pointer.high = 2
+    own.pointer.totals[0] = 99
+    word, row = row_of(own, 1)
+    word[0], row.name, row.messages_in = 12, b"named", 7
+    path = Path("/dev/shm") / names.segment(instance_name, names.STATS, 0)[1:]
+    with path.open("r+b") as file:  # its fingerprint follows magic, kind and layout
+        file.seek(16)
+        file.write(b"\1" * 8)
+    after = stats.Own(instance_name, names.CONNMGR, 0, 4, None)
+    found = list(stats.Reader(instance_name, names.CONNMGR, 0).conns())
+    assert [(conn.uid, conn.name, conn.messages_in) for conn in found] == [(12, "named", 7)]
+    assert after.pointer.totals[0] == 0
+    assert own.pointer.totals[0] == 99, "the old one is left alone: somebody may look at it"
+
+
 @pytest.mark.parametrize(
     ("pattern", "subject", "wanted"),
     [

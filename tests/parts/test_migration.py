@@ -30,6 +30,7 @@ from midair.exits import Exit
 from midair.process import crash, events, ipc
 from midair.process.standstill import present
 from midair.version import __version__
+from native import stats
 from tests.crash.modes import END, TAKEN, hpub, said
 from tests.crash.points import Storm
 from tests.support.copies import Copies
@@ -265,6 +266,12 @@ def test_all_parts_under_load(
             upgraded(storm, ROOT if by == "new" else previous)
             caught.go_on()
             storm.check_clients()
+            shown = [
+                conn.name
+                for n in range(connmgrs)
+                for conn in stats.Reader(storm.instance.name, names.CONNMGR, n).conns()
+            ]
+            assert "ipc:test.named" in shown, "what it said about itself is still known"
         clean(storm)
         for part in parts(connmgrs):
             kill(storm, part)

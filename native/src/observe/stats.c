@@ -32,6 +32,16 @@ void stats_format(struct stats *s, uint32_t rows)
     segment_format(s, SEGMENT_STATS, STATS_LAYOUT, stats_fingerprint(), stats_bytes(rows));
 }
 
+void stats_take_rows(struct stats *s, const struct stats *from)
+{
+    uint64_t high = from->high < s->rows ? from->high : s->rows;
+
+    if (high > from->rows)
+        high = from->rows;
+    memcpy(s->conns, from->conns, high * sizeof(struct stats_conn));
+    s->high = high;
+}
+
 void stats_publish(struct stats *s, const void *totals, uint64_t totals_bytes, const void *gauges,
                    uint64_t gauges_bytes)
 {

@@ -11,7 +11,8 @@
  *               finds the same uid before and after copying a row has a row of that connection.
  * After a crash: the successor goes on from the totals and rows it finds, so counts only grow,
  *               and lack what was counted after the last copy. A segment of another layout is
- *               removed and made anew by its owner: statistics never keep a version from starting.
+ *               removed and made anew by its owner: statistics never keep a version from starting. Of
+ *               one that only counts something else the rows are taken over.
  */
 #ifndef MIDAIR_STATS_H
 #define MIDAIR_STATS_H
@@ -20,7 +21,7 @@
 #include "base/limits.h"
 #include "shm/segment.h"
 
-#define STATS_LAYOUT 1
+#define STATS_LAYOUT 1 /* of struct stats and struct stats_conn; what is counted is in the fingerprint */
 #define STATS_TOTALS_MAX 96u /* words */
 #define STATS_GAUGES_MAX 96u
 #define STATS_NAME_MAX 64u
@@ -90,6 +91,9 @@ API uint64_t stats_bytes(uint32_t rows);
 /* Of the layout and of what is copied into it: another version's counters are not ours. */
 API uint64_t stats_fingerprint(void);
 API void stats_format(struct stats *s, uint32_t rows);
+/* Rows of a segment that another version counted in, of the same layout: what clients said about themselves
+ * stays. `from` may have other totals. */
+API void stats_take_rows(struct stats *s, const struct stats *from);
 /* Copies totals and gauges, and says when. */
 API void stats_publish(struct stats *s, const void *totals, uint64_t totals_bytes, const void *gauges,
                        uint64_t gauges_bytes);
