@@ -48,7 +48,7 @@ API struct conntable_slot {
     uint64_t cookie;            /* dispatcher: the kernel's number of the socket (SO_COOKIE) */
     _Atomic uint64_t crowded;   /* the connmgr that serves it: its uid while publishers are to wait
                                  * for it (slow.c), else anything else. Read by all connmgrs */
-    uint16_t protocol;          /* dispatcher: a number of protocol/registry.c; 0 */
+    uint16_t protocol;          /* dispatcher: 0. What is spoken follows from `listener`, and is kept in conn_rec */
     uint16_t transport;         /* dispatcher: enum of transport.h; 0: plain */
     uint32_t kind;              /* dispatcher: what is at the other end; 0: a client */
     uint64_t reserved[3];
