@@ -119,7 +119,8 @@ class Sinks:
 
 @pytest.fixture(scope="module")
 def sinks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sinks]:
-    config = CONFIG + "[router]\nother_ports = 1\n"
+    # Three pairs of queues: shallow ones, so that there is room for those of another test.
+    config = CONFIG + "[router]\nother_ports = 1\n[queues]\ndepth = 4\n"
     where = tmp_path_factory.mktemp("ports")
     with stormed(__name__, where, CONNMGRS, (), SEED, config) as storm:
         made = Sinks(storm)

@@ -54,17 +54,4 @@ static inline void *put_number(void *at, uint64_t n)
     return to;
 }
 
-static inline uint8_t *put_number64(uint8_t *to, uint64_t n)
-{
-    uint8_t digits[20];
-    int i = 0;
-
-    do
-        digits[i++] = (uint8_t)('0' + n % 10);
-    while (n /= 10);
-    while (i)
-        *to++ = digits[--i];
-    return to;
-}
-
 #endif

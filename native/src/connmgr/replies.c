@@ -38,7 +38,7 @@ void reply_greet(struct connmgr *cm, struct conn *c)
 
     for (; *from; from++) {
         if (*from == GREETING_CLIENT_ID && !(filled & 1)) {
-            to = put_number64(to, c->uid);
+            to = put_number(to, c->uid);
             filled |= 1;
         } else if (*from == GREETING_CLIENT_IP && !(filled & 2)) {
             to = put_text(to, t->ip, (uint32_t)strnlen(t->ip, sizeof t->ip));
