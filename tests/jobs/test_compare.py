@@ -14,9 +14,12 @@ from spark_jobs.generate import generate
 from tests.support.spark import SMALL, durations, read, records_of, run_of, spark
 
 # py4j leaves the closing of its sockets to the garbage collector.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings(
+        "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+    ),
+]
 
 BASE = replace(SMALL, run="base", event_every_s=0, records=60_000, rate=6_000)
 OTHER = replace(BASE, run="other", seed=2)

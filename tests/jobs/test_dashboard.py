@@ -25,9 +25,12 @@ from tests.support.instance import ROOT, cli
 from tests.support.spark import SMALL, dashboard_of, read, report_of, run_of
 
 # py4j leaves the closing of its sockets to the garbage collector.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings(
+        "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+    ),
+]
 
 PATIENCE_S = 600
 
@@ -153,14 +156,12 @@ def test_the_numbers_on_the_page_are_those_of_the_tables(tmp_path: Path) -> None
     assert page.hidden == {"verdict-section", "difference-section"}
 
 
-@pytest.mark.slow
 def test_dark(tmp_path: Path) -> None:
     out, _ = report_of(SMALL)
     page = browse(out / "report.html", tmp_path, "--blink-settings=preferredColorScheme=0")
     assert page.root["data-theme"] == "dark"
 
 
-@pytest.mark.slow
 def test_printed_charts_are_as_wide_as_paper(tmp_path: Path) -> None:
     out, _ = report_of(SMALL)
     text = (out / "report.html").read_text(encoding="utf-8")

@@ -18,9 +18,12 @@ from spark_jobs.latency_live import Live, write_page
 from tests.support.spark import SMALL, read, records_of, report_of, run_of, spark
 
 # py4j leaves the closing of its sockets to the garbage collector.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings(
+        "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+    ),
+]
 
 
 class Crash(Exception):
