@@ -58,7 +58,7 @@ def test_check_subjects(benchmark: Benchmark, wildcards: int) -> None:
     subject = b"orders.europe.berlin.new"
 
     def check() -> int:
-        return sum(lib.nats_subject_valid(subject, len(subject), wildcards) for _ in range(COUNT))
+        return sum(lib.subject_valid(subject, len(subject), wildcards) for _ in range(COUNT))
 
     assert benchmark(check) == COUNT
 
