@@ -22,7 +22,7 @@ from midair.version import __version__
 from native import connmgr as native
 from native import migrate
 from native.conntable import ConnTable
-from native.protocol import NAMES, number
+from native.protocol import NAMES, number, transport
 from native.stats import Own
 from native.trace import open_ring, view_control
 
@@ -105,6 +105,7 @@ class Connmgr(role.Role):
             rate_closes=limits.rate_action == "close",
             slow=[native.SLOW.index(policy) for policy in config.slow_consumers],
             protocol=self.protocols,
+            transport=[transport(item.transport) for item in self.config.server.listen],
             greeting=[self.spoken[at].greeting(server) for at in self.protocols],
         )
         # Whoever comes first makes an arena: what is written into it then is the same.

@@ -196,9 +196,10 @@ class Dispatcher(role.Role):
     def _refuse(self, sock: socket.socket, listener: int) -> None:
         self.refused += 1
         listen = self.config.server.listen
-        spoken = listen[listener].protocol if listener < len(listen) else None
+        at = listen[listener] if listener < len(listen) else listen[0]
         with contextlib.suppress(OSError):
-            sock.send(protocol.error(Refusal.CONNECTIONS, protocol.number(spoken)))
+            if not protocol.transport(at.transport):  # nobody here can seal an envelope
+                sock.send(protocol.error(Refusal.CONNECTIONS, protocol.number(at.protocol)))
             # Unread input would turn the close into a reset, which takes the refusal with it.
             sock.shutdown(socket.SHUT_WR)
             sock.recv(4096)

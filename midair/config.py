@@ -56,6 +56,7 @@ class Listener:
     address: str
     slow_consumer: SlowConsumer | None = None  # None: limits.slow_consumer
     protocol: str | None = None  # None: NATS. Which there are is known to the C part
+    transport: str | None = None  # None: plain. The same goes for these
 
     @classmethod
     def read(cls, item: Any) -> Listener:
@@ -63,13 +64,16 @@ class Listener:
         given = item if isinstance(item, dict) else {"address": item}
         if "address" not in given or given.keys() - types(cls).keys():
             raise ValueError(
-                f"{shown(item)}: `address` and perhaps `slow_consumer`, `protocol` are allowed"
+                f"{shown(item)}: `address` and perhaps `slow_consumer`, `protocol`, "
+                "`transport` are allowed"
             )
         split_address(given["address"])
         if "slow_consumer" in given:
             values.read(SlowConsumer, given["slow_consumer"])
         if "protocol" in given:
             values.read(str, given["protocol"])
+        if "transport" in given:
+            values.read(str, given["transport"])
         return cls(**given)
 
     @classmethod

@@ -1,7 +1,8 @@
 """Builds `native._midair` with meson and ninja: only what changed is compiled again.
 
 `python native/build.py [--out DIR] [--sanitize] [--crash-points] [--define MACRO]
-[--test-protocol FILE]` compiles in build/ and puts the module into place (or below DIR). Warnings
+[--test-protocol FILE]
+[--test-transport FILE]` compiles in build/ and puts the module into place (or below DIR). Warnings
 are errors in every build.
 """
 
@@ -22,7 +23,11 @@ SANITIZERS = "address,undefined"
 
 
 def _options(
-    sanitize: bool, crash_points: bool, define: Sequence[str], test_protocol: str
+    sanitize: bool,
+    crash_points: bool,
+    define: Sequence[str],
+    test_protocol: str,
+    test_transport: str,
 ) -> list[str]:
     return [
         f"-Dpython={sys.executable}",
@@ -31,6 +36,7 @@ def _options(
         f"-Dcrash_points={'true' if crash_points else 'false'}",
         f"-Ddefine={','.join(define)}",
         f"-Dtest_protocol={Path(test_protocol).resolve() if test_protocol else ''}",
+        f"-Dtest_transport={Path(test_transport).resolve() if test_transport else ''}",
     ]
 
 
@@ -56,9 +62,10 @@ def build(
     define: Sequence[str],
     root: Path | None = None,
     test_protocol: str = "",
+    test_transport: str = "",
 ) -> Path:
     """Compiles what changed; out/native/_midair appears whole. `root`: where objects go."""
-    options = _options(sanitize, crash_points, define, test_protocol)
+    options = _options(sanitize, crash_points, define, test_protocol, test_transport)
     folder = _folder(root or HERE.parent / "build", options)
     environ = {**os.environ, "NINJA": _command("ninja")[0]}
     if not (folder / "build.ninja").exists():
@@ -74,7 +81,8 @@ def build(
     unfinished = finished.with_suffix(".unfinished")
     shutil.copy2(folder / name, unfinished)
     unfinished.replace(finished)
-    if not (sanitize or crash_points or define or test_protocol) and root is None:
+    special = sanitize or crash_points or define or test_protocol or test_transport
+    if not special and root is None:
         _show_editors(folder)
     return finished
 
@@ -94,6 +102,7 @@ if __name__ == "__main__":
     parser.add_argument("--crash-points", action="store_true", help="for the crash tests")
     parser.add_argument("--define", action="append", default=[], help="a macro for measurements")
     parser.add_argument("--test-protocol", default="", help="C file of one protocol more")
+    parser.add_argument("--test-transport", default="", help="C file of one transport more")
     args = parser.parse_args()
     try:
         made = build(
@@ -102,6 +111,7 @@ if __name__ == "__main__":
             args.crash_points,
             args.define,
             test_protocol=args.test_protocol,
+            test_transport=args.test_transport,
         )
         print(made)
     except subprocess.CalledProcessError as error:

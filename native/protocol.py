@@ -17,16 +17,27 @@ FLAG_USUAL: int = lib.FRAME_USUAL
 
 # The protocols of this build: a listener's is known by its number.
 NAMES = tuple(ffi.string(lib.protocol_name(n)).decode() for n in range(lib.protocol_count()))
+# And what carries their bytes.
+TRANSPORTS = tuple(ffi.string(lib.transport_name(n)).decode() for n in range(lib.transport_count()))
 
 
 def number(name: str | None) -> int:
     """Of the protocol that is spoken at a listener; None: that of which nothing is said."""
+    return _number("protocol", name, NAMES)
+
+
+def transport(name: str | None) -> int:
+    """The same of a transport (native/src/transport)."""
+    return _number("transport", name, TRANSPORTS)
+
+
+def _number(what: str, name: str | None, names: tuple[str, ...]) -> int:
     if name is None:
         return 0
-    if name not in NAMES:
-        there = ", ".join(NAMES)
-        raise ConfigError(f"server.listen: protocol {name!r}: one of {there} is allowed")
-    return NAMES.index(name)
+    if name not in names:
+        there = ", ".join(names)
+        raise ConfigError(f"server.listen: {what} {name!r}: one of {there} is allowed")
+    return names.index(name)
 
 
 class Op(enum.IntEnum):

@@ -9,7 +9,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import psutil
@@ -39,8 +39,9 @@ restart_limit = 100000
 class Storm:
     """The instance, the file that arms a point, and the clients."""
 
-    def __init__(self, instance: Instance, armed: Path, connmgrs: int) -> None:
+    def __init__(self, instance: Instance, armed: Path, connmgrs: int, port: int) -> None:
         self.instance = instance
+        self.port = port  # where clients connect
         self.connmgrs = connmgrs
         self.armed = armed
         self.runtime = Runtime.create(instance.name)
@@ -48,7 +49,7 @@ class Storm:
         self.marked = 0
 
     def add(self, role: str, seed: int) -> subprocess.Popen[str]:
-        where = (self.instance.host, str(self.instance.port))
+        where = (self.instance.host, str(self.port))
         made = subprocess.Popen(
             [sys.executable, "-m", "tests.crash.load", role, *where, str(seed)],
             cwd=ROOT,
@@ -166,6 +167,11 @@ class Storm:
 
 
 @contextlib.contextmanager
+def directly(instance: Instance) -> Iterator[int]:
+    yield instance.port
+
+
+@contextlib.contextmanager
 def stormed(
     owner: str,
     where: Path,
@@ -173,14 +179,19 @@ def stormed(
     roles: Sequence[str],
     seed: int,
     config: str = CONFIG,
+    build: Sequence[str] = (),
+    through: Callable[[Instance], contextlib.AbstractContextManager[int]] = directly,
 ) -> Iterator[Storm]:
-    """An instance with that many connmgrs under the load of these roles."""
-    build = ROOT / "build" / "crash"
-    build.mkdir(parents=True, exist_ok=True)
-    with (build / ".lock").open("w") as lock:  # a test beside this one may be building, too
+    """An instance with that many connmgrs under the load of these roles.
+
+    `build`: more options of the build; `through`: where clients connect instead.
+    """
+    out = ROOT / "build" / ("crash-more" if build else "crash")
+    out.mkdir(parents=True, exist_ok=True)
+    with (out / ".lock").open("w") as lock:  # a test beside this one may be building, too
         fcntl.flock(lock, fcntl.LOCK_EX)
         made = subprocess.run(
-            [sys.executable, "native/build.py", "--crash-points", "--out", str(build)],
+            [sys.executable, "native/build.py", "--crash-points", "--out", str(out), *build],
             cwd=ROOT,
             capture_output=True,
             text=True,
@@ -189,14 +200,17 @@ def stormed(
     assert made.returncode == 0, made.stderr
     armed = where / "armed"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MIDAIR_NATIVE", str(build))
+        patch.setenv("MIDAIR_NATIVE", str(out))
         patch.setenv("MIDAIR_CRASH", str(armed))
         instance = start(owner, config, "--connmgrs", str(connmgrs))
-    storm = Storm(instance, armed, connmgrs)
     try:
-        for at, role in enumerate(roles):
-            storm.add(role, 100 * seed + at)
-        yield storm
+        with through(instance) as port:
+            storm = Storm(instance, armed, connmgrs, port)
+            try:
+                for at, role in enumerate(roles):
+                    storm.add(role, 100 * seed + at)
+                yield storm
+            finally:
+                storm.abandon()
     finally:
-        storm.abandon()
         instance.stop()

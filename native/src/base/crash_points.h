@@ -38,6 +38,11 @@ CRASH_POINT(LEDGER_COMPLETE, "ledger.complete", "connmgr")           /* freed, o
 CRASH_POINT(ARENA_TAKEN, "arena.taken", "connmgr")                   /* chunk opened */
 CRASH_POINT(ARENA_CLOSED, "arena.closed", "connmgr")                 /* chunk closed, not looked at */
 
+/* streams.c: envelopes, with a transport that has them */
+CRASH_POINT(RAW_OPENED, "raw.opened", "connmgr")   /* taken and committed, the kernel still has the raw bytes */
+CRASH_POINT(RAW_DROPPED, "raw.dropped", "connmgr") /* the kernel has dropped them, nothing is parsed */
+CRASH_POINT(RAW_FIXED, "raw.fixed", "connmgr")     /* envelopes fixed, nothing of them is given to the kernel */
+
 /* output.c: bytes to clients */
 CRASH_POINT(OUTPUT_WRITTEN, "output.written", "connmgr")           /* the kernel took bytes, not recorded */
 CRASH_POINT(OUTPUT_RELINQUISHED, "output.relinquished", "connmgr") /* bodies let go, not popped */

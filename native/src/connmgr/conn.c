@@ -92,11 +92,13 @@ void conn_reset(struct conn *c, uint32_t slot)
     c->chunk = c->head = c->tail = c->sub_first = CONNMGR_NONE;
 }
 
-void conn_set_listener(const struct connmgr *cm, struct conn *c, uint32_t protocol)
+void conn_set_listener(const struct connmgr *cm, struct conn *c, uint32_t protocol, uint32_t transport)
 {
     c->slow = cm->conf.slow[cm->table->slots[c->slot].listener % CONNMGR_LISTENERS_MAX];
     c->speaks = (uint8_t)(protocol < protocol_count() ? protocol : 0);
     c->protocol = protocols[c->speaks];
+    c->carried = (uint8_t)(transport < transport_count() ? transport : 0);
+    c->transport = transports[c->carried];
 }
 
 int connmgr_adopt(struct connmgr *cm, uint32_t slot, uint64_t uid, int fd)
@@ -119,14 +121,16 @@ int connmgr_adopt(struct connmgr *cm, uint32_t slot, uint64_t uid, int fd)
     conn_reset(c, slot);
     c->fd = fd;
     c->uid = uid;
-    conn_set_listener(cm, c, cm->conf.protocol[cm->table->slots[slot].listener % CONNMGR_LISTENERS_MAX]);
+    uint32_t listener = cm->table->slots[slot].listener % CONNMGR_LISTENERS_MAX;
+
+    conn_set_listener(cm, c, cm->conf.protocol[listener], cm->conf.transport[listener]);
     c->options = c->protocol->options;
     c->heard_ns = clock_ns();
     memset(r, 0, sizeof(*r)); /* the slot is nobody's until uid is stored */
     r->in_base = in;
     r->out_base = out;
     r->protocol = c->speaks;
-    r->transport = cm->table->slots[slot].transport;
+    r->transport = c->carried;
     conn_set_phase(cm, c, PHASE_OPENING);
     redo_put(&cm->port.redo, &r->uid, uid);
     redo_commit(&cm->port.redo);
@@ -173,6 +177,7 @@ static void told(struct connmgr *cm, struct conn *c)
     CRASH(FAIL_COMMITTED);
     c->linger_since = cm->now_ns;
     input_drop(cm, c);
+    streams_forget(cm, c);
     slow_written(cm, c);
     connmgr_ask(cm, c, ASK_CLOSE);
     if (c->reason == CLOSE_NAME_TAKEN)
@@ -186,7 +191,7 @@ static void shut(struct connmgr *cm, struct conn *c)
         return;
     (void)epoll_ctl(cm->epoll_in, EPOLL_CTL_DEL, c->fd, NULL);
     (void)epoll_ctl(cm->epoll_out, EPOLL_CTL_DEL, c->fd, NULL);
-    (void)shutdown(c->fd, SHUT_RDWR);
+    streams_shut(c, SHUT_RDWR);
     close(c->fd);
     c->fd = -1;
     c->watched = c->writing = 0;
@@ -200,6 +205,7 @@ static void close_now(struct connmgr *cm, struct conn *c)
     redo_commit(&cm->port.redo);
     CRASH(END_COMMITTED);
     input_drop(cm, c);
+    streams_forget(cm, c);
     output_drop(cm, c);
     slow_written(cm, c);
     cm->stats.closed[c->reason]++;
@@ -275,7 +281,7 @@ void conn_linger(struct connmgr *cm, struct conn *c)
         return;
     c->discarding = 1;
     c->linger_since = cm->now_ns;
-    shutdown(c->fd, SHUT_WR);
+    streams_shut(c, SHUT_WR);
     unread_clear(cm, c, UNREAD_PHASE);
 }
 

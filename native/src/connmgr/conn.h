@@ -54,7 +54,7 @@ enum unread {
 
 void conn_reset(struct conn *c, uint32_t slot);
 /* What its listener says about it, and the number of the protocol that it spoke from the beginning. */
-void conn_set_listener(const struct connmgr *cm, struct conn *c, uint32_t protocol);
+void conn_set_listener(const struct connmgr *cm, struct conn *c, uint32_t protocol, uint32_t transport);
 void conn_load(struct conn *c, uint64_t word); /* what the record of a predecessor says (conn_rec.phase) */
 void conn_set_phase(struct connmgr *cm, struct conn *c, uint32_t phase); /* into the step being committed */
 API int conn_may_follow(uint32_t from, uint32_t to); /* enum conn_phase */

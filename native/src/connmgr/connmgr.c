@@ -50,12 +50,13 @@ int connmgr_open(const struct connmgr_conf *conf, struct journal *journal, struc
     cm->seg_free = reserve((uint64_t)segs * 4);
     cm->block_free = reserve((uint64_t)journal->blocks * 4);
     cm->block_users = reserve((uint64_t)journal->blocks * 2);
+    cm->raw = reserve(streams_scratch_bytes());
     cm->scratch = reserve(segs > 4 * CONNMGR_RECV_MAX ? segs : 4 * CONNMGR_RECV_MAX);
     cm->epoll = epoll_create1(EPOLL_CLOEXEC);
     cm->epoll_in = epoll_create1(EPOLL_CLOEXEC);
     cm->epoll_out = epoll_create1(EPOLL_CLOEXEC);
     if (!cm->conns || !cm->flows || !cm->taken || !cm->links || !cm->sub_hash || !cm->sub_free || !cm->sub_due || !cm->seg_free ||
-        !cm->block_free || !cm->block_users || !cm->scratch || cm->epoll < 0 ||
+        !cm->block_free || !cm->block_users || !cm->scratch || !cm->raw || cm->epoll < 0 ||
         cm->epoll_in < 0 || cm->epoll_out < 0)
         return -ENOMEM;
     cm->spin[0] = cm->spin[1] = spin_make(conf->spin_ns, (int)conf->spin_adaptive);

@@ -16,6 +16,7 @@
  *   take.c        frames to messages, or an answer
  *   refer.c       the references themselves, and when they leave
  *   replies.c     what a client is told, in the words of its protocol
+ *   streams.c     the kernel's bytes and the protocol's: receiving, sending, positions after a crash
  *   output.c      segments and blocks of pending output, writing
  *   orders.c      a batch of orders: one step, and relinquishing
  *   deliver.c     messages to the output of those who get them
@@ -32,6 +33,7 @@
 #include "base/trace_if.h"
 #include "shm/arena.h"
 #include "protocol/protocol.h"
+#include "transport/transport.h"
 #include "shm/conntable.h"
 #include "connmgr/conn.h"
 #include "connmgr/journal.h"
@@ -44,6 +46,8 @@
 #include "shm/records.h"
 
 #include <sys/epoll.h>
+#include <sys/types.h>
+#include <sys/uio.h>
 
 #define CONNMGR_NONE UINT32_MAX
 #define CONNMGR_EVENTS_MAX 512
@@ -117,6 +121,7 @@ API struct connmgr_conf {
     uint32_t rate_closes;                 /* 1: who sends more is closed; 0: read later */
     uint8_t slow[CONNMGR_LISTENERS_MAX];  /* enum slow_policy of each listener */
     uint8_t protocol[CONNMGR_LISTENERS_MAX]; /* that is spoken there: a number of registry.c */
+    uint8_t transport[CONNMGR_LISTENERS_MAX]; /* likewise, of transport/registry.c */
     char greeting[CONNMGR_LISTENERS_MAX][CONNMGR_GREETING_MAX]; /* said first, or empty */
 };
 
@@ -144,6 +149,7 @@ struct conn {
     uint32_t phase;       /* enum conn_phase */
     uint32_t options;     /* enum conn_option */
     const struct protocol *protocol; /* of its listener */
+    const struct transport *transport; /* likewise */
     /* input: see J2 */
     uint32_t chunk;       /* CONNMGR_NONE: nothing buffered */
     uint32_t at, len;
@@ -160,6 +166,9 @@ struct conn {
     uint8_t flush;        /* is in the list of connections to write */
     uint8_t slow;         /* enum slow_policy of its listener */
     uint8_t speaks;       /* the number of its protocol */
+    uint8_t carried;      /* the number of its transport */
+    uint64_t stash;       /* blocks with the beginning of an envelope, as in its record */
+    uint64_t raw_given;   /* raw bytes of what was fixed last that the kernel has */
     uint8_t crowded;      /* publishers are told to wait for it */
     uint8_t served;       /* its phase is one in which it may speak, and is spoken to */
     uint8_t reason;       /* enum close_reason: it ends, or lingers */
@@ -310,6 +319,7 @@ struct connmgr {
     uint32_t last_delivery; /* and this is where its last delivery is */
     uint64_t made;       /* bytes for clients since the start */
     uint8_t *scratch;
+    uint8_t *raw;        /* scratch of streams.c */
     uint32_t conn_count;
 
     int flows_on;
@@ -396,6 +406,21 @@ void reply_text(struct connmgr *cm, struct conn *c, enum reply reply, const char
 void reply_refuse(struct connmgr *cm, struct conn *c, int refusal); /* tells it why, and counts it */
 void reply_greet(struct connmgr *cm, struct conn *c);
 
+/* As recv and sendmsg; counts are of plain bytes. streams_send may return 0: go on. */
+ssize_t streams_receive(struct connmgr *cm, struct conn *c, struct iovec *iov, int count);
+ssize_t streams_send(struct connmgr *cm, struct conn *c, struct iovec *iov, int count);
+void streams_shut(const struct conn *c, int how);
+struct stream_places { /* in the plain streams */
+    uint64_t in, out;
+    int fin; /* `out` counts that our side was shut */
+};
+/* After a crash: where the plain streams are, by the kernel's counts. 0, or a negative errno. */
+int streams_find(struct connmgr *cm, struct conn *c, int fd, uint64_t taken, uint64_t given, struct stream_places *ret);
+void streams_forget(struct connmgr *cm, struct conn *c); /* nothing more is received from it */
+void streams_recover(struct connmgr *cm, struct conn *c); /* with output_recover() */
+uint64_t streams_scratch_bytes(void);
+#define STREAM_ENVELOPE_MIN 1024u /* plain_max of a transport with envelopes is not less */
+
 void output_mark(struct connmgr *cm, struct conn *c); /* its record changes with this step */
 uint8_t *output_reserve(struct connmgr *cm, struct conn *c, uint32_t bytes);
 void output_append(struct connmgr *cm, struct conn *c, const void *bytes, uint32_t len);
@@ -410,6 +435,9 @@ void output_flush(struct connmgr *cm); /* writes all connections in the flush li
 void output_write(struct connmgr *cm, struct conn *c);
 void output_resume(struct connmgr *cm, struct conn *c);
 void output_drop(struct connmgr *cm, struct conn *c);
+uint32_t output_take_block(struct connmgr *cm); /* for something else than output */
+void output_free_block(struct connmgr *cm, uint32_t block);
+uint32_t output_blocks_left(const struct connmgr *cm);
 int output_make_room(struct connmgr *cm);
 int output_has_room(const struct connmgr *cm); /* there is nothing to be made */
 void output_recover(struct connmgr *cm);

@@ -291,8 +291,7 @@ static ssize_t recv_chain(struct connmgr *cm, struct conn *c)
         if (left)
             chunk = a->chunks[chunk].next - 1;
     }
-    struct msghdr msg = {.msg_iov = iov, .msg_iovlen = (size_t)count};
-    return recvmsg(c->fd, &msg, MSG_DONTWAIT);
+    return streams_receive(cm, c, iov, count);
 }
 
 static ssize_t receive(struct connmgr *cm, struct conn *c)
@@ -308,7 +307,9 @@ static ssize_t receive(struct connmgr *cm, struct conn *c)
         most = c->need > c->len ? c->need - c->len : CONNMGR_RECV_LINE;
     if (most > CONNMGR_RECV_MAX)
         most = CONNMGR_RECV_MAX;
-    return recv(c->fd, input_bytes(cm, c) + c->len, room < most ? room : most, MSG_DONTWAIT);
+    struct iovec iov = {.iov_base = input_bytes(cm, c) + c->len, .iov_len = room < most ? room : most};
+
+    return streams_receive(cm, c, &iov, 1);
 }
 
 static void drain_discarded(struct connmgr *cm, struct conn *c)

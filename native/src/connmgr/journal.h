@@ -7,14 +7,22 @@
  * Invariants:
  *   J1  A word marked "redo" changes only through the redo log; the others are single
  *       stores that are commit points of their own, named beside them.
- *   J2  The unparsed bytes of a connection in PHASE_GREETED or PHASE_OPEN are the stream bytes [in_pos, taken)
- *       and lie at `buffer`, contiguous (or along a chain); `recv` always lands right behind
- *       them. So after a crash the kernel's count of bytes taken says how many there are. In
- *       other phases nothing is parsed, and `buffer` may name what is somebody else's.
- *   J3  A connection's pending output is the list out_head .. out_tail; segment i covers
+ *   J2  The unparsed bytes of a connection in PHASE_GREETED or PHASE_OPEN are the plain stream bytes
+ *       [in_pos, taken) and lie at `buffer`, contiguous (or along a chain); what is received always
+ *       lands right behind them. So after a crash it is known how many there are: without envelopes
+ *       taken is the kernel's count, with envelopes it is in_plain, which advances in one step with the
+ *       number and the raw position of the next envelope. Raw bytes at or past in_end are still in the
+ *       kernel; those before it that are still there are dropped, and those of [in_raw, in_end) lie in
+ *       the stash. In other phases nothing is
+ *       parsed, and `buffer` may name what is somebody else's.
+ *   J3  A connection's pending output is the list out_head .. out_tail; segment i covers plain
  *       stream bytes [pos, next's pos), the last one [pos, out_end). Links past out_tail
- *       were not committed. The kernel's count of bytes given says how far it got. A block is
- *       in the list of one connection, but for those that only SEG_SHARED segments refer to.
+ *       were not committed. The kernel's count of bytes given says how far it got: in the plain stream
+ *       without envelopes, else in the raw one, where [out_raw, ...) are the envelopes from out_number
+ *       on, which hold the plain bytes [out_place, out_place + out_len). That is fixed before the
+ *       first byte of them is given, and the next ones are not fixed before the last byte is. No
+ *       segment of them is popped before. A block is in the list of one connection, but for
+ *       those that only SEG_SHARED segments refer to.
  *   J4  Relinquish first, then pop: a body referred to by a listed segment that the kernel
  *       has not fully taken is live.
  *   J5  The first part of the journal is that of a port: P1 to P3 hold. What a batch of orders
@@ -69,18 +77,17 @@ struct conn_rec {
     uint64_t out_end;   /* redo: stream bytes appended */
     uint64_t dropped;   /* redo: messages left out since the client was last told (slow.c) */
 
-    /* A transport that wraps the protocol's bytes in envelopes makes two streams: in_pos and
+    /* A transport that wraps the protocol's bytes in envelopes makes two streams (streams.c): in_pos and
      * out_end count bytes of the plain one, the kernel counts bytes of the raw one. All zero and
-     * not looked at while `transport` is 0: then both are one stream. */
-    uint64_t in_raw;    /* redo: raw stream bytes whose envelopes were opened */
-    uint64_t in_plain;  /* redo: plain stream bytes that came out of them; in_pos <= in_plain */
-    uint64_t in_number; /* redo: envelopes opened: the number of the next one */
-    uint64_t in_place;  /* redo, or a single store: where raw bytes not opened yet lie, as `buffer` */
+     * not looked at while `transport` has no envelopes: then both are one stream. */
+    uint64_t in_raw;    /* redo: raw stream position of the first envelope that was not taken whole, */
+    uint64_t in_number; /* redo: its number, */
+    uint64_t in_place;  /* redo: and the plain stream position of its first byte */
+    uint64_t in_plain;  /* redo: plain stream bytes taken; in_pos <= in_plain, in_place <= in_plain */
     uint64_t out_raw;   /* redo: raw stream position of the first byte of what was fixed last */
     uint64_t out_number; /* redo: envelopes fixed before it: the number of its first one */
     uint64_t out_place; /* redo: plain stream position of its first byte */
-    uint64_t out_len;   /* redo: plain bytes in it; 0: nothing was fixed yet. A transport that fixes
-                         * several envelopes at once cuts them by a rule of its own */
+    uint64_t out_len;   /* redo: plain bytes in it; 0: nothing was fixed yet */
 
     /* Plain stores: the first two before the connection is adopted, the others before the step
      * that sets CONN_CONNECTED. Zero is what every connection of layout 2 was. */
@@ -89,7 +96,9 @@ struct conn_rec {
     uint32_t account;   /* its subject space; 0: the global one */
     uint32_t principal; /* whom admission found it to be; 0: nobody in particular */
     uint32_t permits;   /* permission set; 0: everything is allowed */
-    uint64_t reserved[4];
+    uint64_t in_end;    /* redo: raw stream bytes taken: those from in_raw on lie in the stash (streams.c) */
+    uint64_t in_stash;  /* redo: its blocks, block + 1 each: low half, then high half; 0: none */
+    uint64_t reserved[2];
     char name[JOURNAL_NAME_MAX]; /* to be addressed by, or empty: written before CONN_CONNECTED */
 };
 _Static_assert(sizeof(struct conn_rec) == 256, "four cache lines");

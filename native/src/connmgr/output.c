@@ -296,8 +296,7 @@ void output_write(struct connmgr *cm, struct conn *c)
     c->writing = 0;
     while (c->head != CONNMGR_NONE && c->fd >= 0) {
         struct iovec iov[OUTPUT_IOV_MAX];
-        struct msghdr msg = {.msg_iov = iov, .msg_iovlen = (size_t)gather(cm, c, iov)};
-        ssize_t sent = sendmsg(c->fd, &msg, MSG_DONTWAIT | MSG_NOSIGNAL);
+        ssize_t sent = streams_send(cm, c, iov, gather(cm, c, iov));
 
         if (sent < 0) {
             if (errno == EINTR)
@@ -368,6 +367,18 @@ void output_drop(struct connmgr *cm, struct conn *c)
     leave_block(cm, c);
 }
 
+uint32_t output_take_block(struct connmgr *cm)
+{
+    uint32_t block = take_block(cm);
+
+    cm->block_users[block] = 1;
+    return block;
+}
+
+void output_free_block(struct connmgr *cm, uint32_t block) { unuse_block(cm, block); }
+
+uint32_t output_blocks_left(const struct connmgr *cm) { return blocks_left(cm); }
+
 int output_has_room(const struct connmgr *cm)
 {
     return blocks_left(cm) >= OUTPUT_BLOCKS_KEPT && segs_left(cm) >= OUTPUT_SEGS_KEPT;
@@ -404,6 +415,7 @@ void output_recover(struct connmgr *cm)
     for (uint32_t i = 0; i < j->conns_high; i++) {
         struct conn *c = &cm->conns[i];
 
+        streams_recover(cm, c);
         if (c->head == CONNMGR_NONE)
             continue;
         for (uint32_t seg = c->head;; seg = cm->segs[seg].next - 1) {

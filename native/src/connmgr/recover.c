@@ -27,7 +27,7 @@ int connmgr_load(struct connmgr *cm)
         c->in_pos = r->in_pos;
         c->end = r->out_end;
         c->dropped = r->dropped;
-        conn_set_listener(cm, c, r->protocol);
+        conn_set_listener(cm, c, r->protocol, r->transport);
         c->heard_ns = cm->now_ns;
         if (r->out_head) {
             c->head = (uint32_t)r->out_head - 1;
@@ -57,13 +57,17 @@ int connmgr_readopt(struct connmgr *cm, uint32_t slot, uint64_t uid, int fd)
 
     if (slot >= cm->journal->conns_high || c->uid != uid || !c->lost)
         return -ENOENT;
+    struct stream_places places;
     int err = sockpos_read(fd, &in, &out);
+
+    if (!err)
+        err = streams_find(cm, c, fd, in, out, &places);
     if (!err && c->served) /* of one that lingers nothing more is parsed (J2) */
-        err = input_recover(cm, c, in - cm->recs[slot].in_base);
+        err = input_recover(cm, c, places.in);
     if (err)
         return err;
-    out -= cm->recs[slot].out_base;
-    if (c->phase == PHASE_LINGER && out == c->end + 1)
+    out = places.out;
+    if (c->phase == PHASE_LINGER && places.fin)
         out--; /* our FIN: conn_linger() came so far */
     if (out < c->sent || out > c->end)
         return -EBADMSG;
