@@ -41,8 +41,8 @@ def points() -> list[tuple[str, str]]:
     return [("connmgr/*" if role == "connmgr" else role, name) for role, name in found]
 
 
-# With several connmgrs nothing is repeated: tests/crash/test_flows.py kills there. Plain streams have
-# no envelopes: tests/crash/test_envelopes.py kills there.
+# With several connmgrs nothing is repeated: tests/crash/test_flows.py kills there. Plain streams
+# have no envelopes: tests/crash/test_envelopes.py kills there.
 ELSEWHERE = ("flow.applied", "raw.opened", "raw.dropped", "raw.fixed")
 
 
