@@ -347,9 +347,7 @@ int connmgr_connected(struct connmgr *cm, uint32_t slot, uint64_t uid, uint32_t 
     flow_never(c);
     memset(cm->recs[slot].name, 0, JOURNAL_NAME_MAX);
     memcpy(cm->recs[slot].name, name, name_len);
-    c->at += (uint32_t)f->bytes;
-    c->len -= (uint32_t)f->bytes;
-    c->in_pos += f->bytes;
+    input_move_on(c, (uint32_t)f->bytes);
     uint32_t phase = name_len ? PHASE_GREETED : PHASE_OPEN; /* whether it has the name is the router's to say */
 
     if (c->phase != phase)

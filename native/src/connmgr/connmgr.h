@@ -389,6 +389,8 @@ int stalled_any(const struct connmgr *cm);
 void stalled_retry(struct connmgr *cm);
 void stalled_compact(struct connmgr *cm);
 void input_commit(struct connmgr *cm, struct conn *c);
+/* These bytes are done with. Nobody moves on in the stream in another way. */
+void input_move_on(struct conn *c, uint32_t bytes);
 uint8_t *input_bytes(struct connmgr *cm, const struct conn *c);
 struct frame_limits take_limits(const struct connmgr *cm, const struct conn *c);
 enum take_end {

@@ -406,8 +406,7 @@ void input_commit(struct connmgr *cm, struct conn *c)
     redo_commit(&cm->port.redo);
 }
 
-/* Nobody else moves on in the stream. */
-static inline void move_on(struct conn *c, uint32_t bytes)
+void input_move_on(struct conn *c, uint32_t bytes)
 {
     c->at += bytes;
     c->len -= bytes;
@@ -426,7 +425,7 @@ static int parse_frames(struct connmgr *cm, struct conn *c)
     while (status == 1 && c->len) {
         uint32_t count = c->protocol->parse(input_bytes(cm, c), c->len, &limits, frames, PROTOCOL_FRAMES, &status);
 
-        move_on(c, take_frames(cm, c, frames, count, &end));
+        input_move_on(c, take_frames(cm, c, frames, count, &end));
         if (end != TAKE_ALL)
             break;
         if (status < 0)

@@ -163,7 +163,11 @@ API struct port_delivery { /* what an order brings to a port that takes everythi
  * The messages are let go of with the batch; those nobody gets are passed over. Negative errno. */
 API int port_next(struct port *p, const struct batch *b, uint32_t *at, struct port_delivery *ret);
 
-/* ---- bodies ---- */
+/* ---- bodies ----
+ *
+ * Who lets go, and when (P2, J4): port_process() of the messages of a batch, after its commit;
+ * port_release() of one that something here still needed then, when it does no longer;
+ * port_own_alone() gives the limit to messages that nobody else will hear of. Nobody else adds bits. */
 
 API struct port_message {
     const char *subject;
