@@ -25,7 +25,7 @@ import os
 import select
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Protocol
 
 from midair import names
@@ -240,6 +240,3 @@ class Standstill:
 def _file(role: Role) -> str:
     name, index = role
     return f"{name}.release" if index is None else f"{name}-{index}.release"
-
-
-__all__: Sequence[str] = ("Memory", "Presence", "Standstill", "present")
