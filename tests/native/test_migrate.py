@@ -321,7 +321,8 @@ def test_the_routing_segment(old: Release01) -> None:
     after = converted(memory, before.name, "routing", lib.ROUTING_LAYOUT, 3)
     it, was = after.it, before.it
     assert it.ports == was.connmgrs
-    for name in ("sessions", "subs_each", "cells", "step", "cells_high", "names_high"):
+    assert it.clients == was.sessions
+    for name in ("subs_each", "cells", "step", "cells_high", "names_high"):
         assert getattr(it, name) == getattr(was, name)
     assert (it.requests_high, it.legs_high) == (was.requests_high, was.legs_high)
     for name in ("subs_high", "in"):
@@ -333,7 +334,7 @@ def test_the_routing_segment(old: Release01) -> None:
         assert before.bytes(at, size) == after.bytes(to, size)
         at, to = was.subs_at + n * SUBS * 128, it.subs_at + n * SUBS * 192
         rows(before, at, "r01_rsub", after, to, "routing_sub", SUBS)
-    rows(before, was.sessions_at, "r01_session", after, it.sessions_at, "routing_session", SESSIONS)
+    rows(before, was.sessions_at, "r01_session", after, it.clients_at, "routing_client", SESSIONS)
     assert before.bytes(was.cells_at, CELLS * 128) == after.bytes(it.cells_at, CELLS * 128)
     rows(before, was.requests_at, "r01_request", after, it.requests_at, "mode_request", 60)
     rows(before, was.legs_at, "r01_leg", after, it.legs_at, "mode_leg", 70)

@@ -174,7 +174,7 @@ class Segments:
         return ffi.addressof(lanes[n])
 
     def sessions(self) -> Any:
-        return self._at(self.routing, self.routing.sessions_at, "struct routing_session *")
+        return self._at(self.routing, self.routing.clients_at, "struct routing_client *")
 
     def requests(self) -> Any:
         return self._at(self.routing, self.routing.requests_at, "struct mode_request *")

@@ -62,15 +62,15 @@ CRASH_POINT(ENDED_SUBS, "ended.subs", "connmgr")           /* router confirmed, 
 CRASH_POINT(ENDED_RECORDED, "ended.recorded", "connmgr")   /* journal slot free, table not */
 CRASH_POINT(SUB_FREE, "sub.free", "connmgr")               /* a sub slot freed */
 
-/* router.c, route.c, session.c */
+/* router.c, route.c, clients.c */
 CRASH_POINT(PICK_BASE, "pick.base", "router")                  /* a member's old count kept, not for this step */
 CRASH_POINT(PICK_STAMP, "pick.stamp", "router")                /* kept for it, nothing counted yet */
 CRASH_POINT(ROUTE_STEP, "route.step", "router")                /* orders appended, not committed */
 CRASH_POINT(ROUTE_COMMITTED, "route.committed", "router")      /* committed, not sent */
 CRASH_POINT(ROUTE_PART, "route.part", "router")                /* part of a run routed, not committed */
 CRASH_POINT(ROUTE_PIECE, "route.piece", "router")              /* a piece of a very long list committed */
-CRASH_POINT(SESSION_OPENED, "session.opened", "router")        /* session stored, not answered */
-CRASH_POINT(SESSION_CLOSED, "session.closed", "router")        /* session gone, not confirmed */
+CRASH_POINT(CLIENT_OPENED, "client.opened", "router")         /* client stored, not answered */
+CRASH_POINT(CLIENT_CLOSED, "client.closed", "router")         /* client gone, not confirmed */
 CRASH_POINT(SUBSCRIBE_STORED, "routing.subscribe", "router")   /* subscription stored, step not committed */
 CRASH_POINT(UNSUBSCRIBE_STORED, "routing.unsubscribe", "router") /* taken out, step not committed */
 

@@ -192,16 +192,16 @@ static int add_routing(struct fsck *f, struct routing *r, uint64_t bytes)
     if (header_refused(f, SEGMENT_ROUTING, 0, &r->header, bytes, ROUTING_LAYOUT, routing_fingerprint()))
         return 1;
     if (bytes < sizeof(*r) || r->ports == 0 || r->ports > PORTS_MAX ||
-        r->cells != ROUTING_CELLS || routing_bytes(r->ports, r->sessions, r->subs_each) != bytes ||
-        r->lanes_at != page_up(sizeof(*r)) || r->sessions_at != routing_hot_bytes(r->ports) ||
-        r->subs_at != r->sessions_at + page_up((uint64_t)r->sessions * sizeof(struct routing_session)) ||
+        r->cells != ROUTING_CELLS || routing_bytes(r->ports, r->clients, r->subs_each) != bytes ||
+        r->lanes_at != page_up(sizeof(*r)) || r->clients_at != routing_hot_bytes(r->ports) ||
+        r->subs_at != r->clients_at + page_up((uint64_t)r->clients * sizeof(struct routing_client)) ||
         r->cells_at != r->subs_at + page_up((uint64_t)r->ports * r->subs_each * sizeof(struct routing_sub)) ||
         r->requests_at != r->cells_at + ROUTING_CELLS * sizeof(struct routing_cell) ||
         r->legs_at != r->requests_at + MODE_REQUESTS_MAX * sizeof(struct mode_request) ||
         r->names_at != r->legs_at + MODE_LEGS_MAX * sizeof(struct mode_leg))
         return 2;
     const uint64_t *marks[] = {&r->requests_high, &r->legs_high, &r->names_high};
-    const uint64_t bounds[] = {MODE_REQUESTS_MAX, MODE_LEGS_MAX, r->sessions};
+    const uint64_t bounds[] = {MODE_REQUESTS_MAX, MODE_LEGS_MAX, r->clients};
 
     for (uint32_t i = 0; i < 3; i++)
         if (fsck_load(marks[i]) > bounds[i]) {

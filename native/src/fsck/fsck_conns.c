@@ -214,9 +214,9 @@ static void check_router_side(struct fsck *f, uint32_t n, uint32_t slot, uint64_
 {
     const struct conn_rec *r = &journal_conns(f->journals[n])[slot];
 
-    if (!f->routing || slot >= f->routing->sessions || !is_served(phase))
+    if (!f->routing || slot >= f->routing->clients || !is_served(phase))
         return;
-    uint64_t theirs = fsck_load(&routing_sessions(f->routing)[slot].uid);
+    uint64_t theirs = fsck_load(&routing_clients(f->routing)[slot].uid);
 
     if (theirs != uid && fsck_load(&r->uid) == uid && fsck_load(&r->phase) == phase)
         fsck_say(f, FSCK_CONN_SESSION, SEGMENT_JOURNAL, n, slot, uid, theirs);

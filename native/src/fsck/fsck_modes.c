@@ -10,7 +10,7 @@ _Static_assert(JOURNAL_NAME_MAX == MODE_NAME_MAX, "a name fits both");
 
 static uint64_t session_of(const struct fsck *f, uint32_t conn)
 {
-    return conn < f->routing->sessions ? fsck_load(&routing_sessions(f->routing)[conn].uid) : 0;
+    return conn < f->routing->clients ? fsck_load(&routing_clients(f->routing)[conn].uid) : 0;
 }
 
 /* Until what a running router has committed is stored. A dead one's was finished before. */

@@ -164,7 +164,7 @@ static void check_routing_sub(struct fsck *f, uint32_t n, uint32_t sub)
             fsck_load(&s->word) == word)
             fsck_say(f, FSCK_ROUTED_FREE, SEGMENT_ROUTING, n, sub, epoch_of(word), theirs);
     }
-    uint64_t session = conn < f->routing->sessions ? fsck_load(&routing_sessions(f->routing)[conn].uid) : 0;
+    uint64_t session = conn < f->routing->clients ? fsck_load(&routing_clients(f->routing)[conn].uid) : 0;
 
     if (session != uid && fsck_load(&s->word) == word)
         fsck_say(f, FSCK_ROUTED_SESSION, SEGMENT_ROUTING, n, sub, epoch_of(word), uid, session);
@@ -175,7 +175,7 @@ static void check_routing_sub(struct fsck *f, uint32_t n, uint32_t sub)
  * record until the session is. */
 static void check_session(struct fsck *f, uint32_t slot)
 {
-    const struct routing_session *s = &routing_sessions(f->routing)[slot];
+    const struct routing_client *s = &routing_clients(f->routing)[slot];
     uint64_t uid = fsck_load(&s->uid), n = fsck_load(&s->word) >> 32, theirs = 0;
 
     if (!uid)
@@ -191,7 +191,7 @@ static void check_session(struct fsck *f, uint32_t slot)
 
 void fsck_sessions(struct fsck *f)
 {
-    uint64_t slots = f->routing->sessions, used = 0;
+    uint64_t slots = f->routing->clients, used = 0;
 
     /* No further than connections ever were: looking at a hole makes it real memory. */
     for (uint32_t n = 0; n < f->connmgrs; n++)

@@ -60,8 +60,8 @@ static void convert_sessions(const struct conversion *c, const struct r01_routin
     for (; conversion_data(c, &at, end, &stop); at = stop)
         for (uint64_t i = (at - from->sessions_at) / sizeof(struct r01_session);
              from->sessions_at + i * sizeof(struct r01_session) < stop; i++) {
-            routing_sessions(to)[i].uid = sessions[i].uid;
-            routing_sessions(to)[i].word = sessions[i].word;
+            routing_clients(to)[i].uid = sessions[i].uid;
+            routing_clients(to)[i].word = sessions[i].word;
         }
 }
 

@@ -171,7 +171,7 @@ void route_drop_spent(struct router *rt)
         uint32_t port = INDEX_SUB_PORT(sub), slot = INDEX_SUB_SLOT(sub);
         uint64_t word = routing_sub(rt->seg, port, slot)->word;
 
-        session_drop_sub(rt, port, slot, 1);
+        clients_drop_sub(rt, port, slot, 1);
         instruct_sub(rt, port, ORDER_UNSUBSCRIBED, (uint32_t)word, slot | (word & ROUTING_EPOCH));
     }
 }

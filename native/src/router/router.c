@@ -30,16 +30,16 @@ int router_open(const struct router_conf *conf, struct routing *seg, const int *
     if (err)
         return err;
     rt->chains = reserve(subs * sizeof(struct sub_chain));
-    rt->session_subs = reserve((uint64_t)seg->sessions * 4);
+    rt->client_subs = reserve((uint64_t)seg->clients * 4);
     rt->cell_free = reserve((uint64_t)seg->cells * 4);
     rt->sorted = reserve(sorted * 4);
     rt->epoll = epoll_create1(EPOLL_CLOEXEC);
-    if (!rt->chains || !rt->session_subs || !rt->cell_free || !rt->sorted || rt->epoll < 0)
+    if (!rt->chains || !rt->client_subs || !rt->cell_free || !rt->sorted || rt->epoll < 0)
         return -ENOMEM;
     err = modes_open(rt);
     if (err)
         return err;
-    memset(rt->session_subs, 0xff, (size_t)seg->sessions * 4);
+    memset(rt->client_subs, 0xff, (size_t)seg->clients * 4);
     rt->redo.log = &seg->redo;
     rt->redo.base = (char *)seg;
     for (uint32_t i = 0; i < conf->ports; i++) {
@@ -71,7 +71,7 @@ int router_start(struct router *rt)
         rt->stats.found_batches += (uint64_t)batch_in_pending(&routing_lane(rt->seg, i)->inbox, rt->seg->in[i].done) +
                                    (ring->tail >> 16) - 1 - atomic_load(&ring->sent);
     }
-    return session_start(rt);
+    return clients_start(rt);
 }
 
 /* Makes everything since the last commit valid: outputs, changes, place in the input. */
@@ -125,7 +125,7 @@ static __attribute__((noinline)) int handle_alone(struct router *rt, uint32_t fr
     if (rt->stepping)
         router_commit_at(rt, from, at);
     rt->changing = r->type != REF_MESSAGE;
-    int done = r->type == REF_MESSAGE ? modes_message(rt, from, (const struct ref_message *)r, hash) : session_handle(rt, from, r);
+    int done = r->type == REF_MESSAGE ? modes_message(rt, from, (const struct ref_message *)r, hash) : clients_handle(rt, from, r);
 
     if (done > 0) {
         router_commit_at(rt, from, at + r->bytes);
@@ -161,7 +161,7 @@ static int process(struct router *rt, uint32_t from)
             if (changes != rt->changing && rt->stepping)
                 router_commit_at(rt, from, rt->offsets[i]); /* R3 */
             rt->changing = changes;
-            done = message ? route_message(rt, from, m, rt->hashes[i]) : session_handle(rt, from, r);
+            done = message ? route_message(rt, from, m, rt->hashes[i]) : clients_handle(rt, from, r);
         }
 
         if (done < 0)

@@ -6,7 +6,7 @@
  *   router.c      opening, the turn, start
  *   route.c       one message to its recipients
  *   instruct.c    the orders themselves, and when they leave
- *   session.c     sessions and subscriptions
+ *   clients.c     clients and their subscriptions
  *   modes.h       requests that wait for answers, sessions of clients, names
  */
 #ifndef MIDAIR_ROUTER_H
@@ -48,7 +48,7 @@ API struct router_stats { /* only grow */
     uint64_t found_batches; /* at start: received and not processed, or not sent */
 };
 
-struct sub_chain { /* derived, per subscription: the list of its session */
+struct sub_chain { /* derived, per subscription: the list of its client */
     uint32_t next, prev; /* index_sub; ROUTER_NONE ends */
 };
 
@@ -77,7 +77,7 @@ struct router {
     uint32_t stepping;   /* something is uncommitted */
     uint32_t routed;     /* messages of the present reference, a run, that are; see routing_in */
     struct sub_chain *chains;  /* by port * subs_each + slot */
-    uint32_t *session_subs;    /* first subscription of each session */
+    uint32_t *client_subs;    /* first subscription of each client */
     uint32_t *cell_free, cell_free_count;
     uint32_t *sorted;          /* scratch for lists longer than a ring */
     uint32_t picks[4096];      /* chosen members of queue groups */
@@ -114,10 +114,10 @@ uint32_t route_own_sub(struct router *rt, uint32_t conn, const char *subject, ui
  * the second, after everything of the message is appended. */
 void route_count_pick(struct router *rt, index_sub sub);
 void route_drop_spent(struct router *rt);
-int session_handle(struct router *rt, uint32_t from, const struct ref *r);
-int session_start(struct router *rt);
+int clients_handle(struct router *rt, uint32_t from, const struct ref *r);
+int clients_start(struct router *rt);
 /* with_step: the change becomes valid with the step being made, not at once. */
-void session_drop_sub(struct router *rt, uint32_t port, uint32_t slot, int with_step);
+void clients_drop_sub(struct router *rt, uint32_t port, uint32_t slot, int with_step);
 
 void router_mark_begin(struct router *rt, uint32_t from, const struct batch *b);
 void router_mark_end(struct router *rt);

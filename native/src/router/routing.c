@@ -6,47 +6,47 @@ uint64_t routing_hot_bytes(uint32_t ports)
     return page_up(sizeof(struct routing)) + page_up(ports * sizeof(struct routing_lane));
 }
 
-static uint64_t subs_at(uint32_t ports, uint32_t sessions)
+static uint64_t subs_at(uint32_t ports, uint32_t clients)
 {
-    return routing_hot_bytes(ports) + page_up((uint64_t)sessions * sizeof(struct routing_session));
+    return routing_hot_bytes(ports) + page_up((uint64_t)clients * sizeof(struct routing_client));
 }
 
-static uint64_t cells_at(uint32_t ports, uint32_t sessions, uint32_t subs_each)
+static uint64_t cells_at(uint32_t ports, uint32_t clients, uint32_t subs_each)
 {
-    return subs_at(ports, sessions) +
+    return subs_at(ports, clients) +
            page_up((uint64_t)ports * subs_each * sizeof(struct routing_sub));
 }
 
-static uint64_t requests_at(uint32_t ports, uint32_t sessions, uint32_t subs_each)
+static uint64_t requests_at(uint32_t ports, uint32_t clients, uint32_t subs_each)
 {
-    return cells_at(ports, sessions, subs_each) + ROUTING_CELLS * sizeof(struct routing_cell);
+    return cells_at(ports, clients, subs_each) + ROUTING_CELLS * sizeof(struct routing_cell);
 }
 
-uint64_t routing_bytes(uint32_t ports, uint32_t sessions, uint32_t subs_each)
+uint64_t routing_bytes(uint32_t ports, uint32_t clients, uint32_t subs_each)
 {
-    return requests_at(ports, sessions, subs_each) + MODE_REQUESTS_MAX * sizeof(struct mode_request) +
-           MODE_LEGS_MAX * sizeof(struct mode_leg) + page_up((uint64_t)sessions * sizeof(struct mode_name));
+    return requests_at(ports, clients, subs_each) + MODE_REQUESTS_MAX * sizeof(struct mode_request) +
+           MODE_LEGS_MAX * sizeof(struct mode_leg) + page_up((uint64_t)clients * sizeof(struct mode_name));
 }
 
 /* With the format of batches, as in journal.c. */
 uint64_t routing_fingerprint(void)
 {
-    return SEGMENT_FINGERPRINT(sizeof(struct routing), sizeof(struct routing_sub), sizeof(struct routing_session),
+    return SEGMENT_FINGERPRINT(sizeof(struct routing), sizeof(struct routing_sub), sizeof(struct routing_client),
                                sizeof(struct routing_lane), sizeof(struct mode_request), sizeof(struct mode_leg),
                                sizeof(struct mode_name), BATCH_VERSION);
 }
 
-void routing_format(struct routing *r, uint32_t ports, uint32_t connmgrs, uint32_t sessions, uint32_t subs_each)
+void routing_format(struct routing *r, uint32_t ports, uint32_t connmgrs, uint32_t clients, uint32_t subs_each)
 {
     r->ports = ports;
-    r->sessions = sessions;
+    r->clients = clients;
     r->subs_each = subs_each;
     r->cells = ROUTING_CELLS;
     r->lanes_at = page_up(sizeof(struct routing));
-    r->sessions_at = routing_hot_bytes(ports);
-    r->subs_at = subs_at(ports, sessions);
-    r->cells_at = cells_at(ports, sessions, subs_each);
-    r->requests_at = requests_at(ports, sessions, subs_each);
+    r->clients_at = routing_hot_bytes(ports);
+    r->subs_at = subs_at(ports, clients);
+    r->cells_at = cells_at(ports, clients, subs_each);
+    r->requests_at = requests_at(ports, clients, subs_each);
     r->legs_at = r->requests_at + MODE_REQUESTS_MAX * sizeof(struct mode_request);
     r->names_at = r->legs_at + MODE_LEGS_MAX * sizeof(struct mode_leg);
     for (uint32_t i = 0; i < ports; i++) {
@@ -54,5 +54,5 @@ void routing_format(struct routing *r, uint32_t ports, uint32_t connmgrs, uint32
         batch_ring_format(&routing_lane(r, i)->orders);
     }
     segment_format(r, SEGMENT_ROUTING, ROUTING_LAYOUT, routing_fingerprint(),
-                   routing_bytes(ports, sessions, subs_each));
+                   routing_bytes(ports, clients, subs_each));
 }

@@ -1,7 +1,7 @@
 /* routing: the primary state of the router. Its process keeps only the subject index and
  * lists, rebuilt from here at start.
  *
- *   struct routing | per port: inbox, ring of orders (prefaulted) | sessions |
+ *   struct routing | per port: inbox, ring of orders (prefaulted) | clients |
  *   subscriptions, one array per port | text cells | requests | legs | names (modes.h)
  *
  * Created by:   the router, under its lease. Mapped and written by: the router alone.
@@ -20,7 +20,7 @@
  *       ports that got pieces. The list may change between two pieces.
  *   R5  A request, one of its legs or a name is there while MODE_USED is set in its word (redo);
  *       its other fields were written before that and do not change. A used leg is of a used
- *       request, and a used request has a used leg. Their connections have sessions, and so has
+ *       request, and a used request has a used leg. Their connections have client records, and so has
  *       that of a used name. No two used names are the same.
  *   R6  A message of a mode, a name, each deadline that has passed and each leg that is settled
  *       because a connection ended is a step of its own, or shares one with its like: what the
@@ -43,29 +43,29 @@
 #define ROUTING_CELL_TEXT 124u
 #define ROUTING_CELLS 65536u /* 8 MiB of text that does not fit its subscription */
 
-struct routing_session {
+struct routing_client {
     uint64_t uid;     /* single store; 0: none */
     uint64_t word;    /* single store: port << 32 | options (enum conn_option) once READY */
     uint32_t account;   /* before `uid`, as all that follow: its subject space; 0: the global one */
     uint32_t principal; /* whom admission found it to be; 0: nobody in particular */
     uint32_t permits;   /* permission set; 0: everything is allowed */
-    uint32_t kind;      /* what it is a session of; 0: a client */
+    uint32_t kind;      /* what it is; 0: a client on a socket */
     uint64_t reserved[4];
 };
-_Static_assert(sizeof(struct routing_session) == 64, "one cache line");
+_Static_assert(sizeof(struct routing_client) == 64, "one cache line");
 
 #define ROUTING_ACTIVE (1ULL << 63)
 #define ROUTING_EPOCH 0x1fffffff00000000ULL
 struct routing_sub {
     uint64_t word;    /* single store (redo when a max was reached): ROUTING_ACTIVE | epoch << 32 | conn slot */
-    uint64_t uid;     /* of the session */
+    uint64_t uid;     /* of the client */
     uint64_t max;     /* single store; queue groups only: plain ones are counted by the port */
     uint64_t routed;  /* queue groups: messages sent its way; with base and stamp */
     uint64_t base;    /* `routed` before step `stamp` */
     uint64_t stamp;
     uint16_t subject_len, queue_len;
     uint32_t more;    /* first text cell + 1 */
-    uint32_t account; /* of its session; 0: the global one */
+    uint32_t account; /* of its client; 0: the global one */
     uint32_t kind;    /* what it stands for; 0: a client's subscription */
     char text[ROUTING_TEXT_INLINE]; /* subject, queue group; continued in cells */
     uint64_t reserved[7];
@@ -95,8 +95,8 @@ struct routing_lane { /* one port */
 
 struct routing {
     struct segment_header header;
-    uint32_t ports, sessions, subs_each, cells;  /* creator, once */
-    uint64_t lanes_at, sessions_at, subs_at, cells_at; /* creator, once */
+    uint32_t ports, clients, subs_each, cells;  /* creator, once */
+    uint64_t lanes_at, clients_at, subs_at, cells_at; /* creator, once */
     uint64_t requests_at, legs_at, names_at; /* creator, once */
     uint8_t kinds[PORTS_MAX]; /* creator, once: enum port_kind of each index */
     uint64_t reserved0[11];
@@ -119,11 +119,11 @@ struct routing {
 
 struct mode_request { /* a request whose replies pass us, or a session; R5 */
     uint64_t word;        /* redo: MODE_USED | generation << 8 | enum mode; without MODE_USED: free */
-    uint64_t uid;         /* of the session that asks */
+    uint64_t uid;         /* of the client that asks */
     uint64_t deadline_ns; /* CLOCK_MONOTONIC; 0: none */
     uint32_t conn;        /* slot of the connection that asks */
     uint32_t reply_len;
-    uint32_t account;     /* of that session; 0: the global one */
+    uint32_t account;     /* of that client; 0: the global one */
     uint32_t pad;
     uint64_t reserved[3];
     char reply[MODE_REPLY_MAX];
@@ -132,12 +132,12 @@ _Static_assert(sizeof(struct mode_request) == 192, "three cache lines");
 
 struct mode_leg { /* one responder of a request; R5 */
     uint64_t word;     /* redo: MODE_USED | generation; without MODE_USED: free */
-    uint64_t uid;      /* of the responder's session */
+    uint64_t uid;      /* of the responder */
     uint64_t sub_word; /* of its subscription when it was chosen: another one may get the slot */
     uint32_t conn;     /* slot of its connection */
     uint32_t sub;      /* index_sub */
     uint32_t request;
-    uint32_t account;  /* of the responder's session; 0: the global one */
+    uint32_t account;  /* of the responder; 0: the global one */
     uint64_t reserved[3];
 };
 _Static_assert(sizeof(struct mode_leg) == 64, "one cache line");
@@ -152,20 +152,20 @@ struct mode_name { /* by slot of the connection; R5 */
 };
 _Static_assert(sizeof(struct mode_name) == 128, "two cache lines");
 
-API uint64_t routing_bytes(uint32_t ports, uint32_t sessions, uint32_t subs_each);
-/* The part that must be resident: everything before the sessions. */
+API uint64_t routing_bytes(uint32_t ports, uint32_t clients, uint32_t subs_each);
+/* The part that must be resident: everything before the clients. */
 API uint64_t routing_hot_bytes(uint32_t ports);
 API uint64_t routing_fingerprint(void);
 /* The first `connmgrs` of the ports are that. */
-API void routing_format(struct routing *r, uint32_t ports, uint32_t connmgrs, uint32_t sessions, uint32_t subs_each);
+API void routing_format(struct routing *r, uint32_t ports, uint32_t connmgrs, uint32_t clients, uint32_t subs_each);
 
 static inline struct routing_lane *routing_lane(struct routing *r, uint32_t port)
 {
     return (struct routing_lane *)((char *)r + r->lanes_at) + port;
 }
-static inline struct routing_session *routing_sessions(struct routing *r)
+static inline struct routing_client *routing_clients(struct routing *r)
 {
-    return (struct routing_session *)((char *)r + r->sessions_at);
+    return (struct routing_client *)((char *)r + r->clients_at);
 }
 static inline struct routing_sub *routing_sub(struct routing *r, uint32_t port, uint32_t slot)
 {

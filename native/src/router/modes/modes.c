@@ -25,13 +25,13 @@ int modes_open(struct router *rt)
         return -ENOMEM;
     m->request_links = reserve(MODE_REQUESTS_MAX * sizeof(struct request_link));
     m->leg_links = reserve(MODE_LEGS_MAX * sizeof(struct leg_link));
-    m->conns = reserve((uint64_t)seg->sessions * sizeof(struct mode_conn));
+    m->conns = reserve((uint64_t)seg->clients * sizeof(struct mode_conn));
     m->pins = reserve((uint64_t)seg->ports * seg->subs_each * 4);
     m->request_free = reserve(MODE_REQUESTS_MAX * 4);
     m->leg_free = reserve(MODE_LEGS_MAX * 4);
     m->session_hash = reserve(MODES_BUCKETS * 4);
     m->name_hash = reserve(MODES_BUCKETS * 4);
-    m->name_next = reserve((uint64_t)seg->sessions * 4);
+    m->name_next = reserve((uint64_t)seg->clients * 4);
     m->heap = reserve(MODE_REQUESTS_MAX * 4);
     rt->modes = m;
     return m->request_links && m->leg_links && m->conns && m->pins && m->request_free && m->leg_free &&
@@ -168,7 +168,7 @@ uint32_t modes_take_request(struct router *rt, const struct ref_message *r, uint
         return ROUTER_NONE;
     struct mode_request *q = &routing_requests(seg)[request];
 
-    q->uid = routing_sessions(seg)[r->conn].uid;
+    q->uid = routing_clients(seg)[r->conn].uid;
     q->conn = r->conn;
     q->deadline_ns = deadline_ns;
     q->reply_len = r->reply_len;

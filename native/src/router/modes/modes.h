@@ -63,7 +63,7 @@ struct modes {
     uint64_t tick;
 };
 
-/* ---- for router.c, session.c ---- */
+/* ---- for router.c, clients.c ---- */
 int modes_open(struct router *rt);
 void modes_start(struct router *rt);
 /* A message with REF_MODE, as route_message(). */
@@ -99,7 +99,7 @@ static inline int modes_sub_pinned(const struct router *rt, uint32_t port, uint3
 /* ---- between the modes*.c ---- */
 static inline uint32_t modes_port(const struct router *rt, uint32_t conn)
 {
-    return (uint32_t)(routing_sessions(rt->seg)[conn].word >> 32);
+    return (uint32_t)(routing_clients(rt->seg)[conn].word >> 32);
 }
 /* A new request of `r`, or ROUTER_NONE when there is none left for it. */
 uint32_t modes_take_request(struct router *rt, const struct ref_message *r, uint8_t mode, uint64_t deadline_ns);

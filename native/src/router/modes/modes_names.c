@@ -137,7 +137,7 @@ static int room_for_watchers(struct router *rt, uint32_t from, const char *name,
 /* If there is no room for the question now, who asks will ask again. */
 static void ask_holder(struct router *rt, uint32_t holder, uint32_t from, const struct ref_ready *r)
 {
-    uint32_t port = (uint32_t)(routing_sessions(rt->seg)[holder].word >> 32);
+    uint32_t port = (uint32_t)(routing_clients(rt->seg)[holder].word >> 32);
 
     if (!router_room(rt, port, 1))
         return;
@@ -158,7 +158,7 @@ int modes_name(struct router *rt, uint32_t from, const struct ref_ready *r)
 {
     struct mode_name *n = &routing_names(rt->seg)[r->conn];
 
-    if (routing_sessions(rt->seg)[r->conn].uid != r->uid || r->name_len > MODE_NAME_MAX)
+    if (routing_clients(rt->seg)[r->conn].uid != r->uid || r->name_len > MODE_NAME_MAX)
         return 1;
     if (rt->seg->names_high <= r->conn)
         rt->seg->names_high = r->conn + 1;

@@ -1,4 +1,4 @@
-/* session: sessions and subscriptions of the router (R1, R2).
+/* clients: clients and their subscriptions as the router knows them (R1, R2).
  *
  * Every change is idempotent: a step that is repeated after a crash, or a port that says
  * the same thing again, leaves the same table and is answered again. So the words are stored
@@ -74,12 +74,12 @@ static struct sub_chain *chain(struct router *rt, index_sub sub)
 
 static void link_sub(struct router *rt, index_sub sub, uint32_t conn)
 {
-    uint32_t first = rt->session_subs[conn];
+    uint32_t first = rt->client_subs[conn];
 
     *chain(rt, sub) = (struct sub_chain){.next = first, .prev = ROUTER_NONE};
     if (first != ROUTER_NONE)
         chain(rt, first)->prev = sub;
-    rt->session_subs[conn] = sub;
+    rt->client_subs[conn] = sub;
 }
 
 static void unlink_sub(struct router *rt, index_sub sub, uint32_t conn)
@@ -89,13 +89,13 @@ static void unlink_sub(struct router *rt, index_sub sub, uint32_t conn)
     if (c->prev != ROUTER_NONE)
         chain(rt, c->prev)->next = c->next;
     else
-        rt->session_subs[conn] = c->next;
+        rt->client_subs[conn] = c->next;
     if (c->next != ROUTER_NONE)
         chain(rt, c->next)->prev = c->prev;
 }
 
-/* Takes an active subscription out of the table, the index and its session. */
-void session_drop_sub(struct router *rt, uint32_t port, uint32_t slot, int with_step)
+/* Takes an active subscription out of the table, the index and the list of its client. */
+void clients_drop_sub(struct router *rt, uint32_t port, uint32_t slot, int with_step)
 {
     struct routing_sub *s = routing_sub(rt->seg, port, slot);
 
@@ -111,43 +111,43 @@ void session_drop_sub(struct router *rt, uint32_t port, uint32_t slot, int with_
     rt->stats.unsubscribed++;
 }
 
-static void open_session(struct router *rt, uint32_t from, const struct ref_open *r)
+static void open_client(struct router *rt, uint32_t from, const struct ref_open *r)
 {
-    struct routing_session *s = &routing_sessions(rt->seg)[r->conn];
+    struct routing_client *s = &routing_clients(rt->seg)[r->conn];
 
     if (s->uid != r->uid) {
         s->word = (uint64_t)from << 32;
         s->account = s->principal = s->permits = s->kind = 0;
-        s->uid = r->uid; /* "session.opened" */
-        CRASH(SESSION_OPENED);
-        rt->session_subs[r->conn] = ROUTER_NONE;
+        s->uid = r->uid; /* "client.opened" */
+        CRASH(CLIENT_OPENED);
+        rt->client_subs[r->conn] = ROUTER_NONE;
         rt->stats.sessions_opened++;
     }
     instruct_conn(rt, from, ORDER_OPENED, r->conn, r->uid);
 }
 
-static void ready_session(struct router *rt, uint32_t from, const struct ref_ready *r)
+static void ready_client(struct router *rt, uint32_t from, const struct ref_ready *r)
 {
-    struct routing_session *s = &routing_sessions(rt->seg)[r->conn];
+    struct routing_client *s = &routing_clients(rt->seg)[r->conn];
 
     if (s->uid == r->uid)
         s->word = (uint64_t)from << 32 | r->options;
 }
 
-static int close_session(struct router *rt, uint32_t from, const struct ref_close *r)
+static int close_client(struct router *rt, uint32_t from, const struct ref_close *r)
 {
-    struct routing_session *s = &routing_sessions(rt->seg)[r->conn];
+    struct routing_client *s = &routing_clients(rt->seg)[r->conn];
 
     if (s->uid == r->uid) {
         if (modes_conn_involved(rt, r->conn) && !modes_close(rt, from, r))
             return 0;
-        while (rt->session_subs[r->conn] != ROUTER_NONE) {
-            index_sub sub = rt->session_subs[r->conn];
+        while (rt->client_subs[r->conn] != ROUTER_NONE) {
+            index_sub sub = rt->client_subs[r->conn];
 
-            session_drop_sub(rt, INDEX_SUB_PORT(sub), INDEX_SUB_SLOT(sub), 0);
+            clients_drop_sub(rt, INDEX_SUB_PORT(sub), INDEX_SUB_SLOT(sub), 0);
         }
-        s->uid = 0; /* "session.closed" */
-        CRASH(SESSION_CLOSED);
+        s->uid = 0; /* "client.closed" */
+        CRASH(CLIENT_CLOSED);
         rt->stats.sessions_closed++;
     }
     instruct_conn(rt, from, ORDER_CLOSED, r->conn, r->uid);
@@ -159,9 +159,9 @@ static void subscribe(struct router *rt, uint32_t from, const struct ref_subscri
     uint32_t slot = (uint32_t)r->sub;
     uint32_t text = r->subject_len + r->queue_len;
     struct routing_sub *s = routing_sub(rt->seg, from, slot);
-    const struct routing_session *session = &routing_sessions(rt->seg)[r->conn];
+    const struct routing_client *client = &routing_clients(rt->seg)[r->conn];
     uint64_t word = ROUTING_ACTIVE | (r->sub & ROUTING_EPOCH) | r->conn;
-    int err = session->uid ? 0 : -ENOENT;
+    int err = client->uid ? 0 : -ENOENT;
 
     if (slot < rt->seg->subs_high[from] && s->word == word)
         return; /* said again after a crash */
@@ -177,8 +177,8 @@ static void subscribe(struct router *rt, uint32_t from, const struct ref_subscri
     }
     if (rt->seg->subs_high[from] <= slot)
         rt->seg->subs_high[from] = slot + 1;
-    s->uid = session->uid;
-    s->account = session->account;
+    s->uid = client->uid;
+    s->account = client->account;
     s->kind = 0;
     s->max = s->routed = s->base = s->stamp = 0;
     s->subject_len = r->subject_len;
@@ -203,13 +203,13 @@ static int unsubscribe(struct router *rt, uint32_t from, const struct ref_unsubs
         return 0;
     if (max == 0) {
         if (there)
-            session_drop_sub(rt, from, slot, 0);
+            clients_drop_sub(rt, from, slot, 0);
         instruct_sub(rt, from, ORDER_UNSUBSCRIBED, r->conn, r->sub);
     } else if (there && s->queue_len && s->routed < max) {
         s->max = max;
     } else if (!there || s->queue_len) { /* it has had them all */
         if (there)
-            session_drop_sub(rt, from, slot, 0);
+            clients_drop_sub(rt, from, slot, 0);
         instruct_sub(rt, from, ORDER_UNSUBSCRIBED, r->conn, r->sub);
     }
     return 1;
@@ -224,20 +224,20 @@ static void pass_hold(struct router *rt, const struct ref_hold *r)
 }
 
 /* Handles a reference that is not a message. 1: done; 0: no room for the answer. */
-int session_handle(struct router *rt, uint32_t from, const struct ref *r)
+int clients_handle(struct router *rt, uint32_t from, const struct ref *r)
 {
     if (!router_room(rt, from, 1))
         return 0;
     rt->stepping = 1;
     switch (r->type) {
     case REF_OPEN:
-        open_session(rt, from, (const struct ref_open *)r);
+        open_client(rt, from, (const struct ref_open *)r);
         break;
     case REF_READY:
-        ready_session(rt, from, (const struct ref_ready *)r);
+        ready_client(rt, from, (const struct ref_ready *)r);
         return r->flags & REF_NAMED ? modes_name(rt, from, (const struct ref_ready *)r) : 1;
     case REF_CLOSE:
-        return close_session(rt, from, (const struct ref_close *)r);
+        return close_client(rt, from, (const struct ref_close *)r);
     case REF_SUBSCRIBE:
         subscribe(rt, from, (const struct ref_subscribe *)r);
         break;
@@ -259,7 +259,7 @@ int session_handle(struct router *rt, uint32_t from, const struct ref *r)
 }
 
 /* Rebuilds index, lists and free cells. */
-int session_start(struct router *rt)
+int clients_start(struct router *rt)
 {
     struct routing *seg = rt->seg;
     static char text[2 * 65536]; /* lengths are 16 bits each */
