@@ -21,7 +21,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.crash.points import CONFIG, Storm, stormed
-from tests.crash.test_points import ELSEWHERE, SEED, points
+from tests.crash.test_points import ELSEWHERE, ONCE, SEED, points
 from tests.support.instance import ROOT, Instance, start
 from tests.wire.envelopes.codec import Opener, Sealer
 
@@ -75,7 +75,7 @@ def of_connmgr() -> list[str]:
 @pytest.mark.parametrize("point", [name for name in of_connmgr() if name not in ELSEWHERE] + [*RAW])
 def test_kill_at(storm: Storm, point: str) -> None:
     chance = random.Random(f"{SEED} {point}")
-    storm.crash_at("connmgr/*", point, chance.randint(1, 4))
+    storm.crash_at("connmgr/*", point, 1 if point in ONCE else chance.randint(1, 4))
     if point in RAW:
         for _ in range(5):
             storm.crash_at("connmgr/*", point, chance.randint(1, 200))
