@@ -66,7 +66,7 @@ class Balance:
         return os.path.exists(self._runtime.socket(names.handoff_socket(index)))
 
     def _measure(self) -> None:
-        """CPU use since the last call, of whoever acts as connmgr now."""
+        """CPU use since the last call, of the processes that act as connmgrs now."""
         pids = {
             state.index: state.pid
             for state in self._runtime.states()

@@ -57,7 +57,7 @@ class ConnTable:
 
     @classmethod
     def open(cls, instance: str, capacity: int, *, create: bool) -> ConnTable:
-        """Maps the table of an instance. `create`: whoever comes first makes it.
+        """Maps the table of an instance. `create`: the first process that needs it makes it.
 
         MissingError: it is not there, or its creator has not finished it yet.
         """

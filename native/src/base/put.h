@@ -1,7 +1,7 @@
 /* put: text and numbers written one behind the other, as frames are.
  *
- * Each returns where the next one goes. The caller has reserved the room. Private to whoever
- * calls; what it writes lies past a committed end.
+ * Each returns where the next one goes. The caller has reserved the room. What is
+ * written is private to the caller until its step commits.
  */
 #ifndef MIDAIR_PUT_H
 #define MIDAIR_PUT_H

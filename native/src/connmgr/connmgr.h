@@ -61,8 +61,8 @@
 #define CONNMGR_MADE_A_TURN (1u << 22) /* bytes of output before it is written: more leaves the cache */
 #define CONNMGR_FULL_MESSAGES 200u    /* in a batch of references that is sent */
 #define CONNMGR_PASSES_A_TURN 8       /* over the readable connections, until a batch is full */
-#define CONNMGR_MORE_ROUNDS 4         /* with little in them, until a flood is over */
-#define CONNMGR_PAUSE_MS 2            /* without much to read, likewise */
+#define CONNMGR_MORE_ROUNDS 4         /* rounds in a row that bring little end a flood */
+#define CONNMGR_PAUSE_MS 2            /* a pause of this length ends a flood, too */
 #define CONNMGR_READS_A_TURN 64       /* connections read between two looks at orders */
 #define CONNMGR_CHUNKS_RESERVED 16u   /* kept for small messages when large ones come */
 #define CONNMGR_CHUNKS_FEW 64u        /* free chunks below which they are filled to the end */
@@ -121,7 +121,7 @@ API struct connmgr_conf {
     uint32_t rate_closes;                 /* 1: who sends more is closed; 0: read later */
     uint8_t slow[CONNMGR_LISTENERS_MAX];  /* enum slow_policy of each listener */
     uint8_t protocol[CONNMGR_LISTENERS_MAX]; /* that is spoken there: a number of registry.c */
-    uint8_t transport[CONNMGR_LISTENERS_MAX]; /* likewise, of transport/registry.c */
+    uint8_t transport[CONNMGR_LISTENERS_MAX]; /* number of each listener's transport (transport/registry.c) */
     char greeting[CONNMGR_LISTENERS_MAX][CONNMGR_GREETING_MAX]; /* said first, or empty */
 };
 
@@ -149,7 +149,7 @@ struct conn {
     uint32_t phase;       /* enum conn_phase */
     uint32_t options;     /* enum conn_option */
     const struct protocol *protocol; /* of its listener */
-    const struct transport *transport; /* likewise */
+    const struct transport *transport; /* of its listener; without envelopes: plain */
     /* input: see J2 */
     uint32_t chunk;       /* CONNMGR_NONE: nothing buffered */
     uint32_t at, len;

@@ -119,7 +119,7 @@ void flow_learn(struct connmgr *cm, const struct batch *b, uint32_t last_at)
 
 /* ---- repeating ---- */
 
-/* F4, for so many bytes at most. */
+/* F4: whether every recipient just takes `bytes` more. */
 static int all_take_it(const struct connmgr *cm, const struct flow *f, uint64_t bytes)
 {
     for (uint32_t i = 0; i < f->count; i++) {

@@ -92,7 +92,7 @@ struct conn_rec {
     /* Plain stores: the first two before the connection is adopted, the others before the step
      * that sets CONN_CONNECTED. Zero is what every connection of layout 2 was. */
     uint16_t protocol;  /* of its listener when it was adopted: a number of protocol/registry.c */
-    uint16_t transport; /* likewise; 0: plain */
+    uint16_t transport; /* as in its conntable_slot; 0: plain */
     uint32_t account;   /* its subject space; 0: the global one */
     uint32_t principal; /* whom admission found it to be; 0: nobody in particular */
     uint32_t permits;   /* permission set; 0: everything is allowed */

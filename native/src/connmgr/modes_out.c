@@ -4,7 +4,7 @@
  *               published, ORDER_STATUS a message of the router itself.
  * Written by:   the connmgr, past committed lengths, within the step of a batch of orders (J5).
  * Invariants:   those of orders.c. A request past its deadline is not delivered; the router, which
- *               has the same clock, tells whoever asked.
+ *               has the same clock, tells the client that asked.
  * After a crash: the step is repeated, or was committed.
  */
 #include "connmgr/connmgr.h"

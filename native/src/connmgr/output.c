@@ -410,7 +410,7 @@ int output_make_room(struct connmgr *cm)
 void output_recover(struct connmgr *cm)
 {
     struct journal *j = cm->journal;
-    uint8_t *listed = cm->scratch; /* one byte per segment, zeroed by the caller */
+    uint8_t *listed = cm->scratch; /* one byte per segment: fresh, so zero; the caller clears it again */
 
     for (uint32_t i = 0; i < j->conns_high; i++) {
         struct conn *c = &cm->conns[i];

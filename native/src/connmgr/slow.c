@@ -5,7 +5,7 @@
  * and closed whatever its policy is: what waits for it may be what the arena is full of.
  *
  * Backpressure: the consumer is marked in the connection table (`crowded`, written by its connmgr
- * alone), and whoever published the message at hand is told: on this connmgr directly, on another
+ * alone), and the publisher of the message at hand is told: on this connmgr directly, on another
  * one by way of the router (REF_HOLD, ORDER_HOLD). That word is a hint. It may be lost, or come too
  * late; the next message to the consumer says it again. What counts is the mark: a publisher waits
  * while the mark is there (unread.c).

@@ -102,9 +102,9 @@ struct routing {
     uint64_t reserved0[11];
     uint64_t step;      /* redo: steps committed */
     uint64_t cells_high; /* single stores, only grow, raised before use */
-    uint64_t requests_high, legs_high, names_high; /* likewise */
+    uint64_t requests_high, legs_high, names_high; /* high marks, as cells_high */
     uint64_t reserved1[11];
-    uint64_t subs_high[PORTS_MAX]; /* likewise */
+    uint64_t subs_high[PORTS_MAX]; /* high mark of each port's subscriptions */
     struct routing_in in[PORTS_MAX];
     struct redo_log redo;
 };

@@ -202,7 +202,7 @@ static inline const struct ref *batch_ref(const struct batch *b, uint32_t at)
 {
     return (const struct ref *)((const char *)b + at);
 }
-/* Bytes of a record with so many bytes of text. */
+/* Bytes of a record with `text` bytes of text. */
 static inline uint32_t ref_bytes(uint32_t text) { return REF_BYTES_MIN + batch_pad(text); }
 
 /* A message or a run: what is at the same place in both. */

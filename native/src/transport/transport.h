@@ -26,7 +26,7 @@
 struct transport {
     const char *name;
     uint32_t plain_max; /* plain bytes in the largest envelope that is sealed; 0: there are no envelopes */
-    /* Raw bytes of the envelope with so many plain ones (1 to plain_max). */
+    /* Raw bytes of an envelope around `plain` bytes (1 to plain_max). */
     uint32_t (*sealed_bytes)(uint32_t plain);
     /* `keys`: what the handshake of the connection left; NULL: no transport of this release has one.
      * Writes envelope `number` with `len` plain bytes. */
