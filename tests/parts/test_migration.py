@@ -77,13 +77,15 @@ def running(
         patch.delenv("MIDAIR_NATIVE", raising=False)
         patch.setenv("MIDAIR_CRASH", str(armed))
         instance = start(__name__, CONFIG + more, "--connmgrs", str(connmgrs), place=previous)
-    storm = Storm(instance, armed, connmgrs)
     try:
-        for at, role in enumerate(roles):
-            storm.add(role, 100 + at)
-        yield storm
+        storm = Storm(instance, armed, connmgrs, instance.port)
+        try:
+            for at, role in enumerate(roles):
+                storm.add(role, 100 + at)
+            yield storm
+        finally:
+            storm.abandon()
     finally:
-        storm.abandon()
         instance.stop()
 
 
