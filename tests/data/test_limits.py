@@ -287,6 +287,7 @@ def test_more_begun_than_the_arena_holds(
         assert shares[b"small.%d" % at] == [body(at, n) for n in range(each)]
 
 
+@pytest.mark.alone
 def test_a_sender_that_has_to_wait_is_not_stale(make_midair: Make) -> None:
     """While the arena is full nobody is read: what they say is not heard, and not their fault."""
     limits = "[limits]\nping_interval_s = 0.05\nping_max = 2"

@@ -125,6 +125,7 @@ def test_each_delivery_leaves_a_record(make_midair: Make, tmp_path: Path) -> Non
     assert found["settings"]["sample_every"] == 1
 
 
+@pytest.mark.alone
 def test_sampling_takes_whole_messages_and_changes_at_run_time(
     make_midair: Make, tmp_path: Path
 ) -> None:
