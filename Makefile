@@ -52,6 +52,10 @@ $(BIN)/.check: $(BIN)/.installed
 	$(PIP) --editable '.[test,check]'
 	@touch $@
 
+$(BIN)/.peers: $(BIN)/.installed
+	$(PIP) --editable '.[peers]'
+	@touch $@
+
 $(BIN)/.spark: $(BIN)/.installed
 	$(PIP) --editable '.[spark]'
 	@touch $@
@@ -127,7 +131,7 @@ instructions: build
 	$(BIN)/python -m bench.instructions $(INSTRUCTIONS_ARGS)
 
 # Without BENCH_ARGS also what tracing costs, which needs what the tracer needs.
-bench: build $(if $(BENCH_ARGS),,$(BIN)/.spark)
+bench: build $(BIN)/.peers $(if $(BENCH_ARGS),,$(BIN)/.spark)
 	@.ci/packages bench
 	$(BIN)/python -m bench.run $(BENCH_ARGS)
 	$(if $(BENCH_ARGS),,$(BIN)/python -m bench.trace)

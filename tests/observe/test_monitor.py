@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -19,6 +18,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from bench.peers import NatsServer
 from midair import config
 from native.stats import CLOSE_REASONS, REFUSALS
 from tests.support.instance import PATIENCE_S, Instance, cli, eventually
@@ -112,8 +112,7 @@ SUB = ["account", "subject", "msgs", "cid"]
 @pytest.fixture(scope="module")
 def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Instance, str]]:
     """A real nats-server, and where it is monitored."""
-    program = shutil.which("nats-server") or shutil.which("nats-server", path="/usr/sbin")
-    assert program, "make test needs nats-server"
+    program = NatsServer.program()
     ports = tmp_path_factory.mktemp("ports")
     log = (ports / "log").open("wb")
     command = [program, "-a", "127.0.0.1", "-p", "-1", "-m", "-1", "--ports_file_dir", str(ports)]
