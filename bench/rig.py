@@ -54,7 +54,7 @@ class Rig:
         self._clients: dict[socket.socket, int] = {}  # and the descriptor of the other end
         self._uids: dict[socket.socket, int] = {}
         self._left: set[int] = set()  # uids of those that may go
-        self._runtime = Runtime.create(self.instance)
+        self.runtime = Runtime.create(self.instance)
         try:
             self._open()
         except BaseException:
@@ -62,13 +62,13 @@ class Rig:
             raise
 
     def _open(self) -> None:
-        limits, instance = CONFIG.limits, self.instance
-        self._queues = [ipc.open_queue(names.queue(instance, noun, 0)) for noun in names.QUEUES]
-        self._table = ConnTable.open(instance, limits.max_connections, create=True)
+        limits, runtime = CONFIG.limits, self.runtime
+        self._queues = [ipc.open_queue(runtime.queue(noun, 0)) for noun in names.QUEUES]
+        self._table = ConnTable.open(runtime, limits.max_connections, create=True)
         self._table.reap()
         subscriptions = CONFIG.connmgr.subscriptions
         refs, orders = (queue.fd for queue in self._queues)
-        self._routing = open_routing(instance, 1, limits.max_connections, subscriptions)
+        self._routing = open_routing(runtime, 1, limits.max_connections, subscriptions)
         self.router = Router(
             self._routing,
             1,
@@ -80,7 +80,7 @@ class Rig:
         )
         self.router.start()
         self._journal = native.open_journal(
-            instance, 0, limits.max_connections, subscriptions, CONFIG.connmgr.output_bytes
+            runtime, 0, limits.max_connections, subscriptions, CONFIG.connmgr.output_bytes
         )
         self.connmgr = native.Connmgr(
             self._journal,
@@ -104,7 +104,7 @@ class Rig:
             slow=[native.SLOW.index(policy) for policy in CONFIG.slow_consumers],
         )
         chunks = native.arena_chunks(CONFIG.connmgr.arena_bytes)
-        self._arena = native.open_arena(instance, 0, chunks)
+        self._arena = native.open_arena(runtime, 0, chunks)
         self.connmgr.add_arena(0, self._arena)
         self.connmgr.load()
         self.connmgr.start()
@@ -126,7 +126,7 @@ class Rig:
         for queue in self._queues:
             queue.close()
         ipc.remove_all(self.instance)
-        self._runtime.remove()
+        self.runtime.remove()
 
     # ---- steps -----------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ import logging
 import socket
 from typing import Protocol
 
-from midair.process import crash, wire
+from midair.process import crash, trust, wire
 
 
 class Watcher(Protocol):
@@ -91,6 +91,8 @@ class Arrivals:
                 peer, _ = self._listener.accept()
             except BlockingIOError:
                 return
+            if not trust.is_welcome(peer, self._listener):
+                continue
             peer.setblocking(False)
             self._peers[peer.fileno()] = peer
             self._watcher.watch(peer.fileno(), peer.fileno())

@@ -49,7 +49,7 @@ class Connmgr(role.Role):
             )
         self.listener = listeners[0]
         program.pin()
-        self.memory = migrate.for_connmgr(program.instance, self.index, self.config.connmgrs)
+        self.memory = migrate.for_connmgr(program.runtime, self.index, self.config.connmgrs)
         self.keeper = KeeperClient(program.runtime.socket(names.KEEPER_SOCKET))
         self.kept = Kept(self.keeper)
         self.queues = [program.open_queue(noun, self.index).fd for noun in names.QUEUES]
@@ -65,18 +65,18 @@ class Connmgr(role.Role):
 
     def open(self, create: bool) -> None:
         """Maps the segments and reads their heads; nothing in them changes before recover()."""
-        config, instance = self.config, self.program.instance
+        config, runtime = self.config, self.program.runtime
         limits = config.limits
         server = protocols.Server(
-            instance,
+            runtime.instance,
             config.server.name,
             __version__,
             config.server.listen[0].address,
             limits.max_payload,
         )
-        self.table = ConnTable.open(instance, limits.max_connections, create=create)
+        self.table = ConnTable.open(runtime, limits.max_connections, create=create)
         journal = native.open_journal(
-            instance,
+            runtime,
             self.index,
             limits.max_connections,
             config.connmgr.subscriptions,
@@ -111,7 +111,7 @@ class Connmgr(role.Role):
         # Whoever comes first makes an arena: what is written into it then is the same.
         chunks = native.arena_chunks(config.connmgr.arena_bytes)
         for index in range(config.connmgrs):
-            self.engine.add_arena(index, native.open_arena(instance, index, chunks, create))
+            self.engine.add_arena(index, native.open_arena(runtime, index, chunks, create))
 
     def stand_still(self) -> None:
         self.kept.turn()
@@ -125,15 +125,15 @@ class Connmgr(role.Role):
         program, config = self.program, self.config
         found = self.engine.load()
         self.stats = Own(
-            program.instance,
+            program.runtime,
             names.CONNMGR,
             self.index,
             config.limits.max_connections,
             program.ipc_gid,
         ).pointer
         self.engine.resume(self.stats)
-        self.ring = open_ring(program.instance, self.index, config.trace.ring_bytes)
-        self.control = view_control(program.instance)
+        self.ring = open_ring(program.runtime, self.index, config.trace.ring_bytes)
+        self.control = view_control(program.runtime)
         self.engine.trace(self.ring, self.control.pointer, program.generation)
         self.sockets = Sockets(
             self.index, self.engine, self.table, self.keeper, self.log, self.kept.take()

@@ -56,7 +56,7 @@ class Dispatcher(role.Role):
                 "it is started by `midair up` or systemd",
                 Exit.USAGE,
             )
-        self.memory = migrate.for_dispatcher(program.instance)
+        self.memory = migrate.for_dispatcher(program.runtime)
         self.accepted = 0
         self.refused = 0
         self.descriptors_out = 0
@@ -74,7 +74,7 @@ class Dispatcher(role.Role):
 
     def open(self, create: bool) -> None:
         most = self.config.limits.max_connections
-        self._table = ConnTable.open(self.program.instance, most, create=create)
+        self._table = ConnTable.open(self.program.runtime, most, create=create)
 
     def recover(self) -> dict[str, int]:
         program, runtime = self.program, self.program.runtime
@@ -94,7 +94,7 @@ class Dispatcher(role.Role):
             self._adopt(sock)
         self._outbox.forget(self._found.nameless)
         self._guard = Guard(keeper_path, program.generation)
-        self._stats = Own(program.instance, names.DISPATCHER, None, 0, program.ipc_gid)
+        self._stats = Own(program.runtime, names.DISPATCHER, None, 0, program.ipc_gid)
         self._before = self._stats.resume()
         addresses = [config.join_address(*sock.getsockname()[:2]) for sock in self._listeners]
         runtime.write("listen.json", json.dumps(addresses))

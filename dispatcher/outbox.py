@@ -22,9 +22,9 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from midair.errors import MissingError
+from midair.errors import MissingError, PermissionsError
 from midair.keeper.client import KeeperClient
-from midair.process import crash, wire
+from midair.process import crash, trust, wire
 from native import guard
 from native.conntable import ASSIGNED, ConnTable, Slot
 
@@ -114,9 +114,13 @@ class Link:
         made.setblocking(False)
         try:
             made.connect(self._path)
+            trust.check_peer(made, self._path)
         except OSError:
             made.close()
             return False
+        except PermissionsError:
+            made.close()
+            raise
         self._socket = made
         self._version = 0
         with contextlib.suppress(OSError):  # not answered: version 0 is understood by everyone

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import importlib.util
+import io
 import json
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from types import FrameType
 
 from midair import arguments, config, names
 from midair.client import commands as client_commands
@@ -48,20 +53,60 @@ examples:
 """
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM: ends a command as Ctrl-C does."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command: its exit code (see exits.py). Failures are one line on stderr."""
-    args = _parse(argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # what a terminal cannot show is no failure
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        return int(args.run(args))
+        args = _parse(argv)
+        with _ends_on_signals():
+            return int(args.run(args))
     except MidairError as error:
         print(f"midair: {error}", file=sys.stderr)
         return error.code
+    except Terminated:
+        return 128 + signal.SIGTERM
     except KeyboardInterrupt:
-        return 130
+        return 128 + signal.SIGINT
     except BrokenPipeError:
         # The reader of our output has gone (| head); keep the interpreter from saying so.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return Exit.FAILED
+    except OSError as error:
+        about = f"{error.filename}: " if error.filename else ""
+        print(f"midair: {about}{error.strerror or error}", file=sys.stderr)
+        return Exit.FAILED
+
+
+@contextlib.contextmanager
+def _ends_on_signals() -> Iterator[None]:
+    """SIGINT and SIGTERM end every command, whatever it was started with.
+
+    A shell starts the background jobs of a script with SIGINT ignored, others block signals; a
+    process passes both on to those it starts. Commands that have handlers of their own (`up`) set
+    them afterwards.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    ending = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in ending}
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, _terminate)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ending)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _terminate(_number: int, _frame: FrameType | None) -> None:
+    raise Terminated
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -132,7 +177,7 @@ def parser() -> argparse.ArgumentParser:
     it.add_argument(
         "--timeout",
         metavar="S",
-        type=float,
+        type=arguments.seconds,
         default=upgrade.READY_S,
         help="seconds a new process may take to get ready (default: %(default)g)",
     )
@@ -198,7 +243,7 @@ def _check_config(args: argparse.Namespace) -> int:
 
 
 def _monitor_address(text: str) -> str:
-    address = f"127.0.0.1:{text}" if text.isdecimal() else text
+    address = text if ":" in text else f"127.0.0.1:{text}"
     config.split_address(address)
     return address
 

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import ipaddress
 import json
 import os
+import pwd
 import re
 import tomllib
 from collections.abc import Iterable, Sequence
@@ -28,6 +30,7 @@ from midair.values import integer, number, shown, size
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 LISTENERS_MAX = 16
+FILE_BYTES_MAX = 64 * KIB
 AUTO = "auto"
 SPIN_AUTO_US = 300
 # The first line of what a manager writes for its parts begins like this.
@@ -36,10 +39,15 @@ FOR_PARTS = "# For the parts of an instance, written by midair"
 SlowConsumer = Literal["disconnect", "drop-newest", "backpressure"]
 
 
+_ADDRESS = re.compile(
+    r"(?:\[([0-9A-Fa-f:.]+(?:%[A-Za-z0-9._-]+)?)\]|([A-Za-z0-9_.-]+)):([0-9]{1,5})"
+)
+
+
 def split_address(text: Any) -> tuple[str, int]:
     """("host", port) of "host:port" or "[v6]:port"; port 0 means any free one."""
-    match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.%\w]+)\]|([^\[\]:/\s]+)):(\d{1,5})", str(text))
-    if not isinstance(text, str) or not match or int(match.group(3)) > 65535:
+    match = _ADDRESS.fullmatch(text) if isinstance(text, str) else None
+    if not match or int(match.group(3)) > 65535:
         raise ValueError(f'{shown(text)}: "host:port" or "[ipv6]:port" is allowed')
     return match.group(1) or match.group(2), int(match.group(3))
 
@@ -95,7 +103,30 @@ def _listeners(value: Any) -> tuple[Listener, ...]:
         raise ValueError(f'{shown(value)}: a list of "host:port" strings or tables is allowed')
     if len(value) > LISTENERS_MAX:
         raise ValueError(f"{len(value)} addresses: at most {LISTENERS_MAX} are allowed")
-    return tuple(map(Listener.read, value))
+    listeners = tuple(map(Listener.read, value))
+    for at, one in enumerate(listeners):
+        for other in listeners[:at]:
+            if same_place(one.address, other.address):
+                raise ValueError(
+                    f"{shown(one.address)} and {shown(other.address)}: each address and port may "
+                    "be there once"
+                )
+    return listeners
+
+
+def same_place(one: str, other: str) -> bool:
+    """Whether two listeners would be in each other's way. Names are not looked up."""
+    (host, port), (other_host, other_port) = split_address(one), split_address(other)
+    if port != other_port or port == 0:
+        return False
+    if host.lower() == other_host.lower():
+        return True
+    try:
+        ip, other_ip = ipaddress.ip_address(host), ipaddress.ip_address(other_host)
+    except ValueError:
+        return False
+    anywhere = ip.is_unspecified or other_ip.is_unspecified
+    return ip.version == other_ip.version and (ip == other_ip or anywhere)
 
 
 def _address(value: Any) -> Any:
@@ -278,10 +309,14 @@ def load_part(path: str | os.PathLike[str] | None) -> Config:
 
 def _text(path: str | os.PathLike[str]) -> str:
     try:
-        return Path(path).read_text(encoding="utf-8")
+        with Path(path).open("rb") as file:
+            data = file.read(FILE_BYTES_MAX + 1)
+        if len(data) > FILE_BYTES_MAX:
+            raise ConfigError(f"{path}: more than {FILE_BYTES_MAX} bytes are no configuration")
+        return data.decode("utf-8")
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
-    except UnicodeDecodeError:
+    except ValueError:
         raise ConfigError(f"{path}: not UTF-8 text") from None
 
 
@@ -297,6 +332,10 @@ def parse(text: str, name: str = "<config>", known_only: bool = False) -> Config
         at = re.match(r"line (\d+)", where)
         line = int(at.group(1)) if at else text.count("\n") + 1
         raise ConfigError(f"{name}:{line}: {message}") from None
+    except RecursionError:
+        raise ConfigError(f"{name}: lists and tables are nested too deeply") from None
+    except ValueError:  # what Python says of an integer of thousands of digits, without its place
+        raise ConfigError(f"{name}:{_long_number(text)}: the number is too long") from None
     lines = Lines(text)
     tables: dict[str, Any] = {}
     known = types(Config)
@@ -330,7 +369,33 @@ def parse(text: str, name: str = "<config>", known_only: bool = False) -> Config
             f"{name}:{lines.find(table, key)}: {table}.{key}: connmgr.arena_bytes must be larger "
             "than limits.max_payload by 4 MiB at least"
         )
+    if not known_only:
+        _check_together(conf, name, lines)
     return conf
+
+
+def _check_together(conf: Config, name: str, lines: Lines) -> None:
+    """What a manager would find out only when it starts."""
+    if conf.router.user:
+        try:
+            pwd.getpwnam(conf.router.user)
+        except (KeyError, ValueError):
+            raise ConfigError(
+                f"{name}:{lines.find('router', 'user')}: router.user: there is no user "
+                f"{conf.router.user!r}"
+            ) from None
+    for listener in conf.server.listen if conf.monitor.listen else ():
+        if same_place(conf.monitor.listen, listener.address):
+            raise ConfigError(
+                f"{name}:{lines.find('monitor', 'listen')}: monitor.listen: "
+                f"{shown(conf.monitor.listen)}: clients connect there (server.listen)"
+            )
+
+
+def _long_number(text: str) -> int:
+    """The line of the first one that is longer than any that is allowed."""
+    found = re.search(r"[0-9_]{100,}", text)
+    return text.count("\n", 0, found.start()) + 1 if found else 1
 
 
 def types(table: type) -> dict[str, Any]:
@@ -340,7 +405,7 @@ def types(table: type) -> dict[str, Any]:
 
 def bytes_of(text: str) -> int:
     """Of "64KiB" or "1000", for options."""
-    given = int(text) if text.isdecimal() else text
+    given = int(text) if re.fullmatch("[0-9]{1,20}", text) else text
     return int(values.read(Annotated[int, size(0, 2**62)], given))
 
 

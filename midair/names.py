@@ -1,13 +1,16 @@
-"""Names of everything an instance has outside its processes, derived from its own name.
+"""Names of everything an instance has outside its processes, derived from its owner and its name.
 
-Two instances on one machine differ in nothing but their name, so every shared name has
-to come from here: a name made up elsewhere would be missed by `ipc.remove_all`.
+Two instances of a user differ in nothing but their name, and those of two users in their owner, so
+every shared name has to come from here: a name made up elsewhere would be missed by
+`ipc.remove_all`. The owner of an instance is the user whose runtime directory it has
+(`Runtime.owner_uid`): parts that run as other users come to the same names.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
+from pathlib import Path
 
 from midair.errors import MidairError
 from midair.exits import Exit
@@ -56,6 +59,9 @@ SEGMENTS = {
 REFS = "refs"  # connmgr -> router: references to messages
 ORDERS = "orders"  # router -> connmgr: routing instructions
 QUEUES = (REFS, ORDERS)
+# Of the owner of an instance alone. The others may be shared with the group of its runtime
+# directory: the router, and who looks, may run as users of their own.
+PRIVATE = (CONNTABLE, ARENA, JOURNAL, PORT, TRACE, TRACE_CONTROL)
 
 # Names of the listening descriptors in LISTEN_FDNAMES.
 FD_CLIENT = "client"
@@ -66,6 +72,8 @@ FD_MONITOR = "monitor"
 KEEPER_SOCKET = "keeper.sock"
 CONTROL_SOCKET = "control.sock"
 NOTIFY_SOCKET = "notify.sock"
+
+SHM = Path("/dev/shm")  # where segments can be seen
 
 INSTANCE = "[a-z0-9][a-z0-9-]{0,31}"
 INSTANCE_ALLOWED = "use 1 to 32 of a-z, 0-9 and '-', not starting with '-'"
@@ -78,27 +86,41 @@ def check_instance(name: str) -> str:
     return name
 
 
-def segment(instance: str, noun: str, index: int | None = None) -> str:
-    """`/midair.<instance>.<noun>`, with `.<n>` for the nouns each connmgr has its own of."""
+def prefix(instance: str, uid: int | None) -> str:
+    """What the names of all segments and queues of an instance begin with, and a dot.
+
+    `uid`: its owner. None: the names of release 0.1, which did not carry it; an instance that was
+    started by 0.1 keeps them (`Runtime.prefix`).
+    """
+    return f"midair{'' if uid is None else f'-{uid}'}.{check_instance(instance)}"
+
+
+def segment(prefix: str, noun: str, index: int | None = None) -> str:
+    """`/midair-<uid>.<instance>.<noun>`, with `.<n>` for the nouns each connmgr has its own of."""
     if (index is not None) != SEGMENTS[noun]:
         raise ValueError(f"{noun}: index {index}")
     tail = "" if index is None else f".{_checked(index)}"
-    return f"/midair.{check_instance(instance)}.{noun}{tail}"
+    return f"/{prefix}.{noun}{tail}"
 
 
-def queue(instance: str, noun: str, index: int) -> str:
-    """`/midair.<instance>.<noun>.<n>`: REFS or ORDERS of connection manager `index`."""
+def queue(prefix: str, noun: str, index: int) -> str:
+    """`/midair-<uid>.<instance>.<noun>.<n>`: REFS or ORDERS of connection manager `index`."""
     if noun not in QUEUES:
         raise ValueError(noun)
-    return f"/midair.{check_instance(instance)}.{noun}.{_checked(index)}"
+    return f"/{prefix}.{noun}.{_checked(index)}"
 
 
 def instance_of(name: str) -> str:
     """The instance a segment or queue name belongs to."""
-    prefix, instance, _ = name.split(".", 2)
-    if prefix != "/midair":
+    owner, instance, _ = name.split(".", 2)
+    if not re.fullmatch(r"/midair(-\d+)?", owner):
         raise ValueError(name)
     return check_instance(instance)
+
+
+def noun_of(name: str) -> str:
+    """Which of the SEGMENTS or QUEUES a name stands for."""
+    return name.split(".")[2]
 
 
 def handoff_socket(index: int) -> str:

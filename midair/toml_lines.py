@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 
+DEPTH = 3  # of the paths that are told apart: a table, a key, and what is inside it
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 
@@ -49,6 +50,7 @@ class Lines:
                 self._skip_value()
 
     def _note(self, path: tuple[str, ...], line: int) -> None:
+        path = path[:DEPTH]
         for length in range(1, len(path) + 1):
             self._lines.setdefault(path[:length], line)
         self._lines[path] = line

@@ -26,6 +26,7 @@ _UNITS = {
     "GIB": 2**30,
 }
 Prepare = Callable[[Any], Any]
+SHOWN_MAX = 100  # characters of a wrong value that a message repeats
 
 
 def integer(low: int, high: int) -> Meta:
@@ -43,7 +44,7 @@ def size(low: int, high: int) -> Meta:
 
 
 def text(pattern: str, allowed: str) -> Meta:
-    return Meta(pattern=f"^(?:{pattern})$", description=allowed)
+    return Meta(pattern=rf"^(?:{pattern})\Z", description=allowed)
 
 
 def prepared(prepare: Prepare) -> Meta:
@@ -62,7 +63,7 @@ def read(hint: Any, value: Any) -> Any:
     ready = extra["prepare"](value) if "prepare" in extra else value
     try:
         return msgspec.convert(ready, hint)
-    except msgspec.ValidationError:
+    except (msgspec.ValidationError, RecursionError):
         raise ValueError(f"{shown(value)}: {_allowed(hint)}") from None
 
 
@@ -78,7 +79,12 @@ def choices(hint: Any) -> tuple[str, ...]:
 
 
 def shown(value: Any) -> str:
-    return json.dumps(value, default=str)
+    """As it stands in the file, if that is not too long."""
+    try:
+        text = json.dumps(value, default=str)
+    except (ValueError, RecursionError):  # thousands of digits, or tables in tables
+        text = "this"
+    return text if len(text) <= SHOWN_MAX else f"{text[:SHOWN_MAX]}..."
 
 
 def _allowed(hint: Any) -> str:
@@ -91,7 +97,9 @@ def _allowed(hint: Any) -> str:
 
 def _bytes(value: Any) -> Any:
     """A number of bytes for a text like "64KiB"; anything else as it is."""
-    match = re.fullmatch(r"(\d+)\s*([A-Za-z]*)", value.strip()) if isinstance(value, str) else None
+    if not isinstance(value, str):
+        return value
+    match = re.fullmatch(r"([0-9]{1,20})[ \t]*([A-Za-z]*)", value.strip())
     if not match or match.group(2).upper() not in _UNITS:
         return value
     return int(match.group(1)) * _UNITS[match.group(2).upper()]

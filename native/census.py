@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from midair import names
+from midair.process.runtime import Runtime
 from native import ffi, lib
 from native.router import KIND
 from native.segment import View
@@ -28,8 +29,8 @@ class Sub:
 class Census:
     """The routing segment of an instance. MissingError, LayoutError, PermissionsError: as View."""
 
-    def __init__(self, instance: str) -> None:
-        self._view = View(names.segment(instance, names.ROUTING), KIND)
+    def __init__(self, runtime: Runtime) -> None:
+        self._view = View(runtime.segment(names.ROUTING), KIND)
 
     @property
     def current(self) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from midair import names
+from midair.process.runtime import Runtime
 from native import ffi, lib
 from native.segment import Kind, check, open_segment
 
@@ -82,14 +83,14 @@ def arena_chunks(wanted_bytes: int) -> int:
     )
 
 
-def open_arena(instance: str, index: int, chunks: int, create: bool = True) -> Any:
+def open_arena(runtime: Runtime, index: int, chunks: int, create: bool = True) -> Any:
     """The arena of connmgr `index`; `create`: made if it is not there."""
 
     def make(seg: Any) -> None:
         lib.arena_format(seg, index, chunks)
 
     return open_segment(
-        names.segment(instance, names.ARENA, index),
+        runtime.segment(names.ARENA, index),
         lib.arena_bytes(chunks),
         ARENA,
         make=make if create else None,
@@ -104,7 +105,7 @@ def arena_census(arena: Any) -> tuple[int, int]:
 
 
 def open_journal(
-    instance: str, index: int, conns: int, subs: int, output_bytes: int, create: bool = True
+    runtime: Runtime, index: int, conns: int, subs: int, output_bytes: int, create: bool = True
 ) -> Any:
     """The journal of connmgr `index`, its own connmgr's alone; `create`: made if missing."""
 
@@ -113,7 +114,7 @@ def open_journal(
 
     blocks = max(output_bytes // lib.JOURNAL_BLOCK_BYTES, lib.JOURNAL_BLOCKS_MIN)
     return open_segment(
-        names.segment(instance, names.JOURNAL, index),
+        runtime.segment(names.JOURNAL, index),
         lib.journal_bytes(conns, subs, blocks),
         JOURNAL,
         make=make if create else None,

@@ -9,12 +9,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from midair import names
-from midair.errors import LayoutError, MissingError, ResourceError
+from midair.errors import MissingError, ResourceError
 from midair.process import ipc
 from midair.process.runtime import Runtime
 from native import ffi, lib
-from native.segment import refuse_other
+from native.segment import Kind, refuse_other
 
+KIND = Kind(
+    lib.SEGMENT_CONNTABLE,
+    lib.CONNTABLE_LAYOUT,
+    lib.conntable_fingerprint(),
+    "struct conntable *",
+)
 FREE: int = lib.CONN_FREE
 ASSIGNED: int = lib.CONN_ASSIGNED
 ACTIVE: int = lib.CONN_ACTIVE
@@ -56,13 +62,13 @@ class ConnTable:
         self._free: Any = ffi.NULL
 
     @classmethod
-    def open(cls, instance: str, capacity: int, *, create: bool) -> ConnTable:
+    def open(cls, runtime: Runtime, capacity: int, *, create: bool) -> ConnTable:
         """Maps the table of an instance. `create`: the first process that needs it makes it.
 
         MissingError: it is not there, or its creator has not finished it yet.
         """
-        name = names.segment(instance, names.CONNTABLE)
-        refuse_other(name, lib.CONNTABLE_LAYOUT, lib.conntable_fingerprint())
+        name = runtime.segment(names.CONNTABLE)
+        refuse_other(name, KIND)
         fd = ipc.open_segment(name, lib.conntable_bytes(capacity), create=create)
         try:
             table = cls(fd, capacity)
@@ -71,7 +77,7 @@ class ConnTable:
         try:
             if create:
                 # Formatting twice would start the uids anew: one at a time, and only one.
-                with Runtime.create(instance).lock("conntable"):
+                with runtime.lock("conntable"):
                     table._check(name, create)
             else:
                 table._check(name, create)
@@ -83,26 +89,21 @@ class ConnTable:
     @classmethod
     def attach(cls, runtime: Runtime) -> ConnTable:
         """Maps the table of a running instance, of whatever capacity, to look at it."""
-        path = ipc.SHM / names.segment(runtime.instance, names.CONNTABLE)[1:]
-        try:
-            size = path.stat().st_size
-        except FileNotFoundError:
-            raise MissingError(f"{path} does not exist") from None
+        fd = ipc.open_existing(runtime.segment(names.CONNTABLE), os.O_RDONLY)
+        size = os.fstat(fd).st_size
+        os.close(fd)
         capacity = max(0, size - lib.conntable_bytes(0)) // _SLOT_BYTES
-        return cls.open(runtime.instance, capacity, create=False)
+        return cls.open(runtime, capacity, create=False)
 
     def _check(self, name: str, create: bool) -> None:
-        what = (lib.SEGMENT_CONNTABLE, lib.CONNTABLE_LAYOUT, lib.conntable_fingerprint())
+        what = (KIND.kind, KIND.layout, KIND.fingerprint)
         result = lib.segment_check(self.pointer, *what, self._bytes)
         if result == -errno.ENODATA and create:
             lib.conntable_format(self.pointer, self.capacity)
         elif result == -errno.ENODATA:
             raise MissingError(f"segment {name} is not finished yet")
         elif result < 0:
-            raise LayoutError(
-                f"segment {name} was made by another version of Midair: "
-                "end the instance (midair down) before starting this one"
-            )
+            raise ipc.damaged(name)
 
     def close(self) -> None:
         """Unmaps the table; `pointer` must not be used any more."""

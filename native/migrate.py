@@ -15,8 +15,9 @@ from enum import Enum
 from typing import Any
 
 from midair import names
-from midair.errors import LayoutError, PermissionsError, ResourceError
+from midair.errors import LayoutError, ResourceError
 from midair.process import crash, ipc
+from midair.process.runtime import Runtime
 from native import ffi, lib
 
 BESIDE = ".new"  # the name of a segment that is being made has this at its end
@@ -49,7 +50,8 @@ class Memory:
     it (rule M3).
     """
 
-    def __init__(self, needed: Sequence[str], owned: Sequence[str]) -> None:
+    def __init__(self, runtime: Runtime, needed: Sequence[str], owned: Sequence[str]) -> None:
+        self._runtime = runtime
         self._needed = needed
         self._owned = owned
 
@@ -59,8 +61,8 @@ class Memory:
 
     def check_room(self) -> None:
         """ResourceError: /dev/shm could not hold a second copy of all that the parts convert."""
-        instance = names.instance_of(self._needed[0])
-        ipc.check_space(2 * ipc.used_bytes(instance), f"converting instance {instance!r}")
+        what = f"converting instance {self._runtime.instance!r}"
+        ipc.check_space(2 * ipc.used_bytes(self._runtime), what)
 
     def convert(self) -> int:
         """Converts what is owned and has the layout before; how many there were."""
@@ -75,22 +77,22 @@ class Memory:
         return len(due)
 
 
-def for_connmgr(instance: str, index: int, connmgrs: int) -> Memory:
+def for_connmgr(runtime: Runtime, index: int, connmgrs: int) -> Memory:
     """All arenas and the connection table; its own arena and its journal are its to convert."""
-    arenas = [names.segment(instance, names.ARENA, n) for n in range(connmgrs)]
-    journal = names.segment(instance, names.JOURNAL, index)
-    table = names.segment(instance, names.CONNTABLE)
-    return Memory([table, journal, *arenas], [arenas[index], journal])
+    arenas = [runtime.segment(names.ARENA, n) for n in range(connmgrs)]
+    journal = runtime.segment(names.JOURNAL, index)
+    table = runtime.segment(names.CONNTABLE)
+    return Memory(runtime, [table, journal, *arenas], [arenas[index], journal])
 
 
-def for_router(instance: str) -> Memory:
-    routing = names.segment(instance, names.ROUTING)
-    return Memory([routing], [routing])
+def for_router(runtime: Runtime) -> Memory:
+    routing = runtime.segment(names.ROUTING)
+    return Memory(runtime, [routing], [routing])
 
 
-def for_dispatcher(instance: str) -> Memory:
-    table = names.segment(instance, names.CONNTABLE)
-    return Memory([table], [table])
+def for_dispatcher(runtime: Runtime) -> Memory:
+    table = runtime.segment(names.CONNTABLE)
+    return Memory(runtime, [table], [table])
 
 
 class _Old:
@@ -143,10 +145,7 @@ class _Old:
 
 @contextlib.contextmanager
 def _mapped(name: str) -> Iterator[_Old]:
-    try:
-        fd = os.open(ipc.SHM / name[1:], os.O_RDWR | os.O_CLOEXEC)
-    except PermissionError:
-        raise PermissionsError(f"segment {name} belongs to another user") from None
+    fd = ipc.open_existing(name, os.O_RDWR)
     try:
         size = os.fstat(fd).st_size
         pointer = _map(name, fd, size)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from midair import names
+from midair.process.runtime import Runtime
 from native import ffi, lib
 from native.segment import Kind, check, open_segment
 
@@ -12,7 +13,7 @@ KIND = Kind(lib.SEGMENT_ROUTING, lib.ROUTING_LAYOUT, lib.routing_fingerprint(), 
 
 
 def open_routing(
-    instance: str,
+    runtime: Runtime,
     connmgrs: int,
     sessions: int,
     subs_each: int,
@@ -33,7 +34,7 @@ def open_routing(
         lib.routing_format(seg, ports, connmgrs, sessions, subs_each)
 
     return open_segment(
-        names.segment(instance, names.ROUTING),
+        runtime.segment(names.ROUTING),
         lib.routing_bytes(ports, sessions, subs_each),
         KIND,
         make=make if create else None,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from midair.errors import LayoutError, MissingError, PermissionsError, ResourceError
+from midair.errors import LayoutError, MissingError, ResourceError
 from midair.process import ipc
+from midair.version import __version__
 from native import ffi, lib
 
 _HEADER_BYTES = 64  # struct segment_header
@@ -38,9 +40,9 @@ def open_segment(
     """The mapped segment, as `what.pointer`. `make` formats a new one (its owner only).
 
     MissingError: it is not there, or its owner has not finished it. LayoutError: it was
-    made by another version. `hot` bytes at its start are made resident.
+    made by another version, or is damaged. `hot` bytes at its start are made resident.
     """
-    refuse_other(name, what.layout, what.fingerprint)
+    refuse_other(name, what)
     fd = ipc.open_segment(name, size, create=make is not None, mode=mode, gid=gid)
     try:
         mapped = lib.segment_map(fd, size, hot)
@@ -56,18 +58,28 @@ def open_segment(
         lib.segment_unmap(mapped, size)
         if result == -errno.ENODATA:
             raise MissingError(f"segment {name} is not finished yet")
-        raise LayoutError(
-            f"segment {name} was made by another version of Midair: "
-            "end the instance (midair down) before starting this one"
-        )
+        raise ipc.damaged(name)
     return pointer
 
 
-def refuse_other(name: str, layout: int, fingerprint: int) -> None:
+def refuse_other(name: str, what: Kind) -> None:
     """LayoutError if the header says that another version made it. Its size would say less."""
     header = ipc.segment_header(name)
-    if header is None or (header.layout, header.fingerprint) == (layout, fingerprint):
+    expected = (what.kind, what.layout, what.fingerprint)
+    if header is None or (header.kind, header.layout, header.fingerprint) == expected:
         return
+    # Every version writes the right kind and size, and since 0.2 its name.
+    if (
+        header.kind != what.kind
+        or header.bytes != header.size
+        or not re.fullmatch(r"(\d+\.\d[\w.+-]*)?", header.release, re.ASCII)
+    ):
+        raise ipc.damaged(name)
+    if header.release == __version__:
+        raise LayoutError(
+            f"the header of segment {name} names this version ({__version__}) and another layout: "
+            "it is damaged, or was made by another build; end the instance (midair down)"
+        )
     release = f" ({header.release})" if header.release else ""
     raise LayoutError(
         f"segment {name} was made by another version of Midair{release}: "
@@ -88,13 +100,8 @@ class View:
     def __init__(self, name: str, what: Kind) -> None:
         """MissingError: it is not there (yet). LayoutError: another version's."""
         self.name = name
-        path = ipc.SHM / name[1:]
-        try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            raise MissingError(f"segment {name} does not exist") from None
-        except PermissionError:
-            raise PermissionsError(f"segment {name} belongs to another user") from None
+        refuse_other(name, what)
+        fd = ipc.open_existing(name, os.O_RDONLY)
         try:
             about = os.fstat(fd)
             if about.st_size < _HEADER_BYTES:
@@ -111,7 +118,7 @@ class View:
         if result == -errno.ENODATA:
             raise MissingError(f"segment {name} is not finished yet")
         if result < 0:
-            raise LayoutError(f"segment {name} was made by another version of Midair")
+            raise ipc.damaged(name)
         self.pointer: Any = ffi.cast(what.pointer, mapped)
 
     @property

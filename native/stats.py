@@ -12,6 +12,7 @@ import posix_ipc
 from midair import names
 from midair.errors import LayoutError, MissingError
 from midair.process import ipc
+from midair.process.runtime import Runtime
 from native import ffi, lib
 from native.segment import Kind, View, open_segment
 
@@ -79,11 +80,11 @@ class Own:
     """The segment of this process: its only writer."""
 
     def __init__(
-        self, instance: str, role: str, index: int | None, rows: int, gid: int | None
+        self, runtime: Runtime, role: str, index: int | None, rows: int, gid: int | None
     ) -> None:
         """Opens what a predecessor has left, or makes it. Call it with the lease in hand."""
         noun, totals, gauges = _ROLES[role]
-        name = names.segment(instance, noun, index)
+        name = runtime.segment(noun, index)
 
         def make(seg: Any) -> None:
             lib.stats_format(seg, rows)
@@ -121,10 +122,10 @@ class Own:
 
 def _same_rows(name: str) -> View | None:
     """The segment of another version, if its rows are as ours."""
-    header = ipc.segment_header(name)
-    if header is None or (header.kind, header.layout) != (KIND.kind, KIND.layout):
-        return None
     with contextlib.suppress(LayoutError, MissingError):
+        header = ipc.segment_header(name)
+        if header is None or (header.kind, header.layout) != (KIND.kind, KIND.layout):
+            return None
         return View(name, replace(KIND, fingerprint=header.fingerprint))
     return None
 
@@ -132,10 +133,10 @@ def _same_rows(name: str) -> View | None:
 class Reader:
     """The segment of another process. MissingError, LayoutError, PermissionsError: as View."""
 
-    def __init__(self, instance: str, role: str, index: int | None = None) -> None:
+    def __init__(self, runtime: Runtime, role: str, index: int | None = None) -> None:
         noun, totals, gauges = _ROLES[role]
         self.role, self.index = role, index
-        self._view = View(names.segment(instance, noun, index), KIND)
+        self._view = View(runtime.segment(noun, index), KIND)
         self._stats = self._view.pointer
         self._totals = ffi.new(f"{totals} *")
         self._gauges = ffi.new(f"{gauges} *")

@@ -9,6 +9,7 @@ import posix_ipc
 
 from midair import names
 from midair.errors import LayoutError, MissingError
+from midair.process.runtime import Runtime
 from native import ffi, lib
 from native.segment import Kind, View, open_segment
 
@@ -37,36 +38,36 @@ def capacity(ring_bytes: int) -> int:
     return 1 << max(10, (ring_bytes // RECORD_BYTES).bit_length() - 1)
 
 
-def open_ring(instance: str, index: int, ring_bytes: int) -> Any:
+def open_ring(runtime: Runtime, index: int, ring_bytes: int) -> Any:
     """The ring of connmgr `index`, its owner; made if it is not there."""
     records = capacity(ring_bytes)
 
     def make(seg: Any) -> None:
         lib.trace_ring_format(seg, index, records, time.monotonic_ns())
 
-    name = names.segment(instance, names.TRACE, index)
+    name = runtime.segment(names.TRACE, index)
     return _owned(name, lib.trace_ring_bytes(records), RING, make)
 
 
-def open_control(instance: str) -> Any:
+def open_control(runtime: Runtime) -> Any:
     """The control segment to write to, for the tracer; made if it is not there."""
-    name = names.segment(instance, names.TRACE_CONTROL)
+    name = runtime.segment(names.TRACE_CONTROL)
     size = ffi.sizeof("struct trace_control")
     return _owned(name, size, CONTROL, lib.trace_control_format)
 
 
-def view_control(instance: str) -> View:
+def view_control(runtime: Runtime) -> View:
     """The control segment to look at; made if it is not there."""
-    made = open_control(instance)
+    made = open_control(runtime)
     lib.segment_unmap(made, ffi.sizeof("struct trace_control"))
-    return View(names.segment(instance, names.TRACE_CONTROL), CONTROL)
+    return View(runtime.segment(names.TRACE_CONTROL), CONTROL)
 
 
 class Control:
     """The tracer's own segment."""
 
-    def __init__(self, instance: str) -> None:
-        self._control = open_control(instance)
+    def __init__(self, runtime: Runtime) -> None:
+        self._control = open_control(runtime)
         self._words = ffi.new("uint64_t[2]")
 
     def set(self, recording: int, every: int) -> None:
@@ -91,11 +92,11 @@ class Control:
 class Ring:
     """The ring of a connmgr, mapped read-only. MissingError: it is not there (yet)."""
 
-    def __init__(self, instance: str, index: int) -> None:
+    def __init__(self, runtime: Runtime, index: int) -> None:
         import numpy as np
 
         self.index = index
-        self._view = View(names.segment(instance, names.TRACE, index), RING)
+        self._view = View(runtime.segment(names.TRACE, index), RING)
         self._ring = self._view.pointer
         self.capacity = int(self._ring.capacity)
         self.epoch = int(self._ring.epoch)
@@ -153,13 +154,13 @@ def signed(value: int) -> int:
     return value - (1 << 64) if value >> 63 else value
 
 
-def rings(instance: str, connmgrs: int, known: dict[int, Ring]) -> dict[int, Ring]:
+def rings(runtime: Runtime, connmgrs: int, known: dict[int, Ring]) -> dict[int, Ring]:
     """Those that are there, the known ones again if they are still the same."""
     found = {}
     for index in range(connmgrs):
         ring = known.get(index)
         try:
-            found[index] = ring if ring is not None and ring.current else Ring(instance, index)
+            found[index] = ring if ring is not None and ring.current else Ring(runtime, index)
         except (MissingError, LayoutError):
             continue
     return found

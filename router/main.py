@@ -23,7 +23,7 @@ class Router(role.Role):
     def __init__(self, program: Program) -> None:
         super().__init__(program)
         program.pin()
-        self.memory = migrate.for_router(program.instance)
+        self.memory = migrate.for_router(program.runtime)
         self._queues = {
             noun: [program.open_queue(noun, n).fd for n in range(self.config.ports)]
             for noun in names.QUEUES
@@ -33,7 +33,7 @@ class Router(role.Role):
         """Maps the segment and reads its head; nothing in it changes before recover()."""
         config, program = self.config, self.program
         routing = native.open_routing(
-            program.instance,
+            program.runtime,
             config.connmgrs,
             config.limits.max_connections + config.router.other_ports,
             config.connmgr.subscriptions,
@@ -54,7 +54,7 @@ class Router(role.Role):
 
     def recover(self) -> dict[str, int]:
         program = self.program
-        self._stats = Own(program.instance, names.ROUTER, None, 0, program.ipc_gid).pointer
+        self._stats = Own(program.runtime, names.ROUTER, None, 0, program.ipc_gid).pointer
         self._engine.resume(self._stats)
         found = self._engine.start()
         if program.generation == 1:

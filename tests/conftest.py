@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from midair.process import ipc
+from midair.process.runtime import Runtime
 from tests.support.instance import (
     BASE,
     Instance,
@@ -68,6 +69,12 @@ def instance_name(request: pytest.FixtureRequest) -> Iterator[str]:
     yield name
     ipc.remove_all(name)
     shutil.rmtree(BASE / name, ignore_errors=True)
+
+
+@pytest.fixture
+def place(instance_name: str) -> Runtime:
+    """A runtime directory for a test that makes segments itself; removed afterwards."""
+    return Runtime.create(instance_name)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import os
 import sys
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -31,11 +32,11 @@ def add_commands(commands: Any) -> None:
     it = _add(commands, "pub", "publish a message", _pub)
     it.add_argument("body", metavar="BODY", nargs="?", help="text; -: from stdin")
     it.add_argument("--count", type=positive, default=1, metavar="N", help="publish it N times")
-    it.add_argument("--reply", default="", metavar="SUBJECT", help="where answers should go")
+    it.add_argument("--reply", type=_word, metavar="SUBJECT", help="where answers should go")
     _add_header(it)
 
     it = _add(commands, "sub", "print messages as they come", _sub)
-    it.add_argument("--queue", default="", metavar="GROUP", help="share the work of a group")
+    it.add_argument("--queue", type=_word, metavar="GROUP", help="share the work of a group")
     it.add_argument("--count", type=positive, metavar="N", help="end after N messages")
     it.add_argument("--raw", action="store_true", help="bodies only, byte for byte")
 
@@ -56,7 +57,7 @@ def add_commands(commands: Any) -> None:
     it.add_argument(
         "--lines", action="store_true", help="each line of the answer is a reply of its own"
     )
-    it.add_argument("--queue", default="", metavar="GROUP", help="share the work of a group")
+    it.add_argument("--queue", type=_word, metavar="GROUP", help="share the work of a group")
     it.add_argument("--count", type=positive, metavar="N", help="end after N requests")
     it.add_argument(
         "--end-session", metavar="TEXT", help="a request with this body ends its session"
@@ -75,7 +76,7 @@ def add_commands(commands: Any) -> None:
 
 def _add(commands: Any, name: str, about: str, command: Command) -> argparse.ArgumentParser:
     it: argparse.ArgumentParser = commands.add_parser(name, help=about)
-    it.add_argument("subject", metavar="SUBJECT")
+    it.add_argument("subject", type=_word, metavar="SUBJECT")
     _add_server(it)
     it.set_defaults(run=lambda args: asyncio.run(_run(command, args)))
     return it
@@ -120,7 +121,7 @@ async def _run(command: Command, args: argparse.Namespace) -> int:
         )
     except modes.NameTakenError as error:
         raise MidairError(str(error)) from None
-    except (OSError, TimeoutError, nats.errors.Error) as error:
+    except (OSError, UnicodeError, TimeoutError, nats.errors.Error) as error:
         why = failed[0] if failed else error
         raise NotRunningError(
             f"nobody answers at {args.server} ({_reason(why)}); is it running? (midair up)"
@@ -151,12 +152,12 @@ async def _run(command: Command, args: argparse.Namespace) -> int:
 async def _pub(client: Client, args: argparse.Namespace) -> int:
     body, headers = _body(args.body), _headers(args)
     for _ in range(args.count):
-        await client.nats.publish(args.subject, body, reply=args.reply, headers=headers)
+        await client.nats.publish(args.subject, body, reply=args.reply or "", headers=headers)
     return Exit.OK
 
 
 async def _sub(client: Client, args: argparse.Namespace) -> int:
-    subscription = await client.nats.subscribe(args.subject, queue=args.queue)
+    subscription = await client.nats.subscribe(args.subject, queue=args.queue or "")
     await client.flush(CONNECT_S)
     _note(f"subscribed to {args.subject}; Ctrl-C ends")
     left = args.count
@@ -261,7 +262,7 @@ async def _reply(client: Client, args: argparse.Namespace) -> int:
             if left == 0:
                 client.closed.set()
 
-    await client.serve(args.subject, answer, args.queue)
+    await client.serve(args.subject, answer, args.queue or "")
     if client.name:
         await client.listen(answer)
     await client.flush(CONNECT_S)
@@ -290,7 +291,7 @@ async def _clients(client: Client, args: argparse.Namespace) -> int:
 
 
 async def _answer(request: Request, args: argparse.Namespace) -> None:
-    end = None if args.end_session is None else args.end_session.encode()
+    end = None if args.end_session is None else os.fsencode(args.end_session)
     if request.session and request.body == end:
         await request.end_session()
         return
@@ -303,7 +304,7 @@ async def _answer(request: Request, args: argparse.Namespace) -> None:
 
 async def _output(body: bytes, args: argparse.Namespace) -> bytes:
     if args.command is None:
-        return body if args.body is None else args.body.encode()
+        return body if args.body is None else os.fsencode(args.body)
     process = await asyncio.create_subprocess_shell(
         args.command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
     )
@@ -328,7 +329,7 @@ def _note(text: str) -> None:
 
 
 def _body(text: str | None) -> bytes:
-    return sys.stdin.buffer.read() if text == "-" else (text or "").encode()
+    return sys.stdin.buffer.read() if text == "-" else os.fsencode(text or "")
 
 
 def _headers(args: argparse.Namespace) -> dict[str, str] | None:
@@ -339,8 +340,15 @@ def _reason(error: BaseException) -> str:
     return (str(error) or type(error).__name__).removeprefix("nats: ").strip()
 
 
+def _word(text: str) -> str:
+    """A subject or a group: what stands on the line of a command of the protocol."""
+    if not text or not text.isprintable() or any(map(str.isspace, text)):
+        raise argparse.ArgumentTypeError(f"{text!r}: one word without spaces is meant")
+    return text
+
+
 def _name(text: str) -> tuple[str, str]:
-    kind, dot, instance = text.partition(".")
+    kind, dot, instance = _word(text).partition(".")
     if not dot or not kind or not instance or "." in instance:
         raise argparse.ArgumentTypeError(f"{text!r}: TYPE.INSTANCE is meant")
     return kind, instance
@@ -348,7 +356,7 @@ def _name(text: str) -> tuple[str, str]:
 
 def _header(text: str) -> tuple[str, str]:
     name, colon, value = text.partition(":")
-    if not colon or not name.strip():
+    if not colon or not name.strip() or not text.isprintable():
         raise argparse.ArgumentTypeError(f"{text!r}: NAME:VALUE is meant")
     return name.strip(), value.strip()
 

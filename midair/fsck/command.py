@@ -16,15 +16,14 @@ import contextlib
 import json
 import mmap
 import os
+import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import posix_ipc
-
 from midair import names
-from midair.errors import MidairError, MissingError, NotRunningError, PermissionsError
+from midair.errors import MidairError, MissingError, NotRunningError
 from midair.exits import Exit
 from midair.fsck.checks import CHECKS, ERROR, NOTE, WARNING, Finding, describe, segment_name
 from midair.process import ipc, runtime
@@ -66,36 +65,39 @@ class Report:
 
 
 def segments(instance: str) -> dict[tuple[str, int], str]:
-    """(noun, index) -> path of every segment of the instance that this version knows.
+    """(noun, index) -> name of every segment of the instance that this version knows.
 
     Without the statistics: there is nothing about them that could be wrong.
     """
     found = {}
-    for path in sorted(ipc.SHM.glob(f"midair.{names.check_instance(instance)}.*")):
+    for path in sorted(ipc.SHM.glob(f"{_prefix(instance)}.*")):
         _, _, noun, *index = path.name.split(".")
         each = names.SEGMENTS.get(noun)
         if (
             each is None
             or noun in names.STATISTICS
             or len(index) != each
-            or not all(word.isdecimal() for word in index)
+            or not all(re.fullmatch("[0-9]{1,4}", word) for word in index)
         ):
             continue
         if not index or int(index[0]) < names.CONNMGRS_MAX:
-            found[noun, int(index[0]) if index else 0] = str(path)
+            found[noun, int(index[0]) if index else 0] = f"/{path.name}"
     return found
 
 
+def _prefix(instance: str) -> str:
+    """What its names begin with. Of a dead one there need not be a runtime directory."""
+    try:
+        return Runtime.open(instance).prefix
+    except MissingError:
+        return names.prefix(instance, os.geteuid())
+
+
 @contextlib.contextmanager
-def _mapped(path: str, flags: int, protection: int) -> Iterator[mmap.mmap | None]:
+def _mapped(name: str, flags: int, protection: int) -> Iterator[mmap.mmap | None]:
     """A segment; None while it has no size yet."""
     writable = flags == mmap.MAP_SHARED and protection & mmap.PROT_WRITE
-    try:
-        fd = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
-    except PermissionError:
-        raise PermissionsError(f"{path} belongs to another user") from None
-    except FileNotFoundError:
-        raise MissingError(f"{path} has been removed: the instance has ended") from None
+    fd = ipc.open_existing(name, os.O_RDWR if writable else os.O_RDONLY)
     try:
         size = os.fstat(fd).st_size
         if size == 0:
@@ -115,7 +117,7 @@ def _opened(
     from native.fsck import Pass  # here: the other commands do without the C part
 
     missing: list[Finding] = []
-    found = segments(instance)
+    prefix, found = _prefix(instance), segments(instance)
     with contextlib.ExitStack() as stack:
         maps = {key: stack.enter_context(_mapped(p, flags, protection)) for key, p in found.items()}
         it = stack.enter_context(Pass(dead))
@@ -133,15 +135,11 @@ def _opened(
         for noun in names.QUEUES:
             for index in range(count):
                 try:
-                    queue = posix_ipc.MessageQueue(names.queue(instance, noun, index))
-                except posix_ipc.ExistentialError:
+                    queue = ipc.existing_queue(names.queue(prefix, noun, index))
+                except MissingError:
                     missing.append(_missing(f"{noun}.{index}", "the queue is not there"))
                     continue
-                except posix_ipc.PermissionsError:
-                    continue
-                it.add_queue(
-                    noun == names.ORDERS, index, queue.max_messages, queue.current_messages
-                )
+                it.add_queue(noun == names.ORDERS, index, queue.depth, queue.waiting())
                 queue.close()
         yield it, missing
 
@@ -232,7 +230,10 @@ def repair(instance: str, remove: bool) -> Report:
     """
     if not segments(instance) and not _running(instance):
         raise NotRunningError(f"no instance {instance!r}, running or dead")
-    found = Runtime.create(instance)
+    try:
+        found = Runtime.open(instance)
+    except MissingError:
+        found = Runtime.create(instance)
     held = _hold(found)
     try:
         if remove:

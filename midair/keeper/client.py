@@ -18,8 +18,8 @@ import socket
 import time
 from collections.abc import Sequence
 
-from midair.errors import MissingError
-from midair.process import wire
+from midair.errors import MissingError, PermissionsError
+from midair.process import trust, wire
 
 # uids waiting to be dropped: as many as there can be connections in the table.
 DROPS_MAX = 2**20
@@ -215,9 +215,13 @@ class KeeperClient:
         made.setblocking(False)
         try:
             made.connect(self._path)
+            trust.check_peer(made, self._path)
         except OSError:
             made.close()
             return False
+        except PermissionsError:
+            made.close()
+            raise
         self._socket = made
         self._connects += 1
         self._version = 0

@@ -28,7 +28,7 @@ from midair import names
 from midair.errors import MidairError, MissingError
 from midair.exits import Exit
 from midair.keeper.client import KeeperClient
-from midair.process import crash, role, wire
+from midair.process import crash, role, trust, wire
 from midair.process.program import Program
 from midair.process.standstill import Presence
 
@@ -123,6 +123,8 @@ class Keeper:
                 if error.errno in (errno.EMFILE, errno.ENFILE, errno.ECONNABORTED):
                     return
                 raise
+            if not trust.is_welcome(sock, self._listener):
+                continue
             sock.setblocking(False)
             self._peers[sock.fileno()] = Peer(sock)
             self._selector.register(sock, selectors.EVENT_READ)

@@ -8,6 +8,7 @@ no one, and works while a component is away: its last figures are still there.
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -100,13 +101,13 @@ class Sources:
             usage={s.pid: it for s in states if (it := usage(s.pid)) is not None},
             counts=counts,
             conns=conns,
-            shared_bytes=shared_bytes(self.runtime.instance),
+            shared_bytes=shared_bytes(self.runtime),
         )
 
     def subs(self, pattern: str = "", test: str = "", uid: int = 0) -> Iterator[Sub]:
         """The subscriptions, see census.py. MissingError, PermissionsError, LayoutError."""
         if self._census is None or not self._census.current:
-            self._census = Census(self.runtime.instance)
+            self._census = Census(self.runtime)
         return self._census.subs(pattern, test, uid)
 
     def events(self, *kinds: str) -> list[dict[str, Any]]:
@@ -116,12 +117,12 @@ class Sources:
     def _open_readers(self) -> dict[str, Reader]:
         found: dict[str, Reader] = {}
         self.problems = {}
-        for role, index in roles(self.runtime.instance):
+        for role, index in roles(self.runtime):
             called = names.component(role, index)
             reader = self._readers.get(called)
             try:
                 if reader is None or not reader.current:
-                    reader = Reader(self.runtime.instance, role, index)
+                    reader = Reader(self.runtime, role, index)
             except MissingError:
                 continue
             except (LayoutError, PermissionsError) as error:
@@ -132,11 +133,11 @@ class Sources:
         return found
 
 
-def roles(instance: str) -> Iterator[tuple[str, int | None]]:
+def roles(runtime: Runtime) -> Iterator[tuple[str, int | None]]:
     """(role, index) of every component that publishes figures."""
-    prefix = f"midair.{instance}.{names.STATS}."
+    prefix = f"{runtime.prefix}.{names.STATS}."
     found = (path.name.removeprefix(prefix) for path in ipc.SHM.glob(f"{prefix}*"))
-    for index in sorted(int(word) for word in found if word.isdecimal()):
+    for index in sorted(int(word) for word in found if re.fullmatch("[0-9]{1,4}", word)):
         yield names.CONNMGR, index
     yield names.ROUTER, None
     yield names.DISPATCHER, None
@@ -157,12 +158,12 @@ def usage(pid: int) -> Usage | None:
     return Usage(cpu_s, max(0, memory.rss - memory.shared))
 
 
-def shared_bytes(instance: str) -> int:
+def shared_bytes(runtime: Runtime) -> int:
     """Shared memory that is really used, all segments of the instance together."""
     total = 0
-    for path in ipc.SHM.glob(f"midair.{instance}.*"):
+    for path in ipc.SHM.glob(f"{runtime.prefix}.*"):
         try:
-            total += path.stat().st_blocks * 512
+            total += path.lstat().st_blocks * 512
         except OSError:
             continue
     return total

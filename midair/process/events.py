@@ -129,7 +129,7 @@ def read(runtime: Runtime) -> Iterator[dict[str, Any]]:
     """Every event there is, the oldest first."""
     for name in (OLDER, NAME):
         try:
-            text = (runtime.path / name).read_text(errors="replace")
+            text = runtime.read(name).decode(errors="replace")
         except OSError:
             continue
         for line in text.splitlines():
@@ -143,7 +143,7 @@ def generation_of(runtime: Runtime, stem: str, pid: int) -> int | None:
     """Of a process that may be dead: what it had said about itself."""
     for suffix in ("state", "next"):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            said = json.loads((runtime.path / f"{stem}.{pid}.{suffix}").read_text())
+            said = json.loads(runtime.read(f"{stem}.{pid}.{suffix}"))
             return int(said["generation"])
     return None
 

@@ -7,7 +7,8 @@ Facts relied on:
   process that makes one (819200 by default); exceeding it is EMFILE;
 - a descriptor of a queue can be polled, and its O_NONBLOCK belongs to the open file
   description like a socket's;
-- there need not be a file system to list queues in, so their names must be known.
+- there need not be a file system to list queues in, so their names must be known;
+- names can be taken by others before us: trust.py says what is done about it.
 """
 
 from __future__ import annotations
@@ -17,18 +18,24 @@ import os
 import resource
 import stat
 import struct
-from collections.abc import Container
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import posix_ipc
 
 from midair import names
-from midair.errors import LayoutError, MissingError, PermissionsError, ResourceError
-from midair.process import lease, runtime
+from midair.errors import (
+    LayoutError,
+    MidairError,
+    MissingError,
+    PermissionsError,
+    ResourceError,
+)
+from midair.process import lease, trust
+from midair.process.runtime import Runtime
 
-SHM = Path("/dev/shm")
+SHM = names.SHM
 QUEUE_DEPTHS = (10, 8, 6, 4, 2)  # tried in turn when the user's queue bytes run out
 MAGIC = 0x3152494144494D  # SEGMENT_MAGIC
 _HEADER = struct.Struct("<QIIQQ24s")
@@ -45,6 +52,14 @@ class Queue:
     depth: int
     message_bytes: int
 
+    def waiting(self) -> int:
+        """How many messages lie in it."""
+        opened = posix_ipc.MessageQueue(self.name)
+        try:
+            return int(opened.current_messages)
+        finally:
+            opened.close()
+
     def close(self) -> None:
         os.close(self.fd)
 
@@ -59,23 +74,45 @@ def open_segment(
     """
     if not create:
         return _existing_segment(name, size)
-    with runtime.Runtime.create(names.instance_of(name)).lock("segments"):
+    with Runtime.create(names.instance_of(name)).lock("segments"):
         try:
-            return _existing_segment(name, size)
+            return _existing_segment(name, size, mode, gid)
         except MissingError:
             pass
         check_space(size, name)
         made = _shared_memory(name, posix_ipc.O_CREX, mode)
         try:
-            os.fchmod(made, mode)  # not subject to the umask
-            if gid is not None:
-                os.fchown(made, -1, gid)
+            _share(made, mode, gid)
             os.ftruncate(made, size)  # last: size 0 means that its creator died before
         except BaseException:
             os.close(made)
             posix_ipc.unlink_shared_memory(name)
             raise
         return made
+
+
+def open_existing(name: str, flags: int) -> int:
+    """A descriptor of a segment that is there, of whatever size. MissingError: it is not.
+
+    PermissionsError: it is not of this instance.
+    """
+    place = Runtime.open(names.instance_of(name))
+    try:
+        fd = os.open(SHM / name[1:], flags | trust.OPEN_FLAGS)
+    except FileNotFoundError:
+        raise MissingError(f"segment {name} does not exist") from None
+    except PermissionError:
+        raise PermissionsError(f"segment {name} belongs to another user") from None
+    except OSError as error:  # a symbolic link, a socket
+        raise PermissionsError(
+            f"segment {name} is not a regular file ({error.strerror}): not used"
+        ) from None
+    try:
+        place.check_found(f"segment {name}", names.noun_of(name), fd)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
 
 
 @dataclass(frozen=True)
@@ -87,50 +124,63 @@ class Header:
     fingerprint: int
     bytes: int
     release: str  # empty: of a release before 0.2
+    size: int  # of the whole segment, as the kernel has it
 
 
 def segment_header(name: str) -> Header | None:
-    """Read, not mapped. None: it is not there, or was not finished by its creator."""
+    """Read, not mapped. None: it is not there, or was not finished by its creator.
+
+    LayoutError: it begins with something else.
+    """
     try:
-        fd = os.open(SHM / name[1:], os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
+        fd = open_existing(name, os.O_RDONLY)
+    except MissingError:
         return None
-    except PermissionError:
-        raise PermissionsError(f"segment {name} belongs to another user") from None
     try:
         data = os.pread(fd, _HEADER.size, 0)
+        actual = os.fstat(fd).st_size
     finally:
         os.close(fd)
     if len(data) < _HEADER.size:
         return None
     magic, kind, layout, fingerprint, size, release = _HEADER.unpack(data)
-    if magic != MAGIC:
+    if magic == 0:
         return None
+    if magic != MAGIC:
+        raise damaged(name)
     text = release.partition(b"\0")[0].decode(errors="replace")
-    return Header(kind, layout, fingerprint, size, text)
+    return Header(kind, layout, fingerprint, size, text, actual)
 
 
-def releases(instance: str) -> set[str]:
+def damaged(name: str) -> LayoutError:
+    """For a header that no version of Midair writes."""
+    return LayoutError(
+        f"the header of segment {name} is damaged; see `midair fsck`, or remove all of the "
+        "instance: `midair down`, or `midair fsck --repair --remove`"
+    )
+
+
+def releases(place: Runtime) -> set[str]:
     """Which releases made the segments that an instance needs to recover."""
     found = set()
     for noun, each in names.SEGMENTS.items():
         if noun in names.STATISTICS:
             continue
         for index in range(names.CONNMGRS_MAX) if each else (None,):
-            with contextlib.suppress(PermissionsError):
-                if header := segment_header(names.segment(instance, noun, index)):
+            with contextlib.suppress(PermissionsError, LayoutError):
+                if header := segment_header(place.segment(noun, index)):
                     found.add(header.release)
     return found
 
 
-def used_bytes(instance: str) -> int:
+def used_bytes(place: Runtime) -> int:
     """Memory of the segments that an instance needs to recover, of whatever user they are."""
     used = 0
     for noun in names.SEGMENTS:
         if noun not in names.STATISTICS:
-            for path in SHM.glob(f"midair.{names.check_instance(instance)}.{noun}*"):
+            for path in SHM.glob(f"{place.prefix}.{noun}*"):
                 with contextlib.suppress(FileNotFoundError):
-                    used += path.stat().st_blocks * 512
+                    used += path.lstat().st_blocks * 512
     return used
 
 
@@ -159,9 +209,10 @@ def open_queue(
     When the user's queue bytes do not suffice, a shorter queue is made: it works, with
     more waiting under load. Its depth is in the result.
     """
-    with runtime.Runtime.create(names.instance_of(name)).lock("queues"):
+    with Runtime.create(names.instance_of(name)).lock("queues"):
         try:
-            queue = _queue(name)
+            queue = existing_queue(name)
+            _share_again(queue.fd, os.fstat(queue.fd), mode, gid)
         except MissingError:
             queue = _make_queue(name, depth, message_bytes, mode, gid)
     if queue.message_bytes != message_bytes:
@@ -172,32 +223,41 @@ def open_queue(
     return queue
 
 
+def existing_queue(name: str) -> Queue:
+    """A queue that is there. MissingError: it is not. PermissionsError: not of this instance."""
+    place = Runtime.open(names.instance_of(name))
+    queue = _queue(name)
+    try:
+        place.check_found(f"queue {name}", names.noun_of(name), queue.fd)
+    except BaseException:
+        queue.close()
+        raise
+    return queue
+
+
 def remove_all(instance: str, uid: int | None = None, keep_roles: Container[str] = ()) -> list[str]:
     """Removes every segment, queue and lease of an instance; returns what there was.
 
-    `uid`: owner of the instance, if it is not the caller. `keep_roles`: whose leases stay.
+    What other users have put under its names stays. `uid`: owner of the instance, if it is not the
+    caller. `keep_roles`: whose leases stay.
     """
     uid = os.geteuid() if uid is None else uid
+    members = _members(instance, uid)
     removed = []
-    for path in sorted(SHM.glob(f"midair.{names.check_instance(instance)}.*")):
-        try:
-            posix_ipc.unlink_shared_memory("/" + path.name)
-        except (posix_ipc.ExistentialError, posix_ipc.PermissionsError):
-            continue
-        removed.append(f"segment /{path.name}")
-    for noun in names.QUEUES:
-        for index in range(names.CONNMGRS_MAX):
-            name = names.queue(instance, noun, index)
-            try:
+    for prefix in _prefixes(instance, uid):
+        for path in _segments(prefix, members):
+            with contextlib.suppress(posix_ipc.ExistentialError, posix_ipc.PermissionsError):
+                posix_ipc.unlink_shared_memory("/" + path)
+                removed.append(f"segment /{path}")
+        for name in _queues(prefix, members):
+            with contextlib.suppress(posix_ipc.ExistentialError, posix_ipc.PermissionsError):
                 posix_ipc.unlink_message_queue(name)
-            except (posix_ipc.ExistentialError, posix_ipc.PermissionsError):
-                continue
-            removed.append(f"queue {name}")
+                removed.append(f"queue {name}")
     for role in names.ROLES:
         if role in keep_roles:
             continue
         for index in range(names.CONNMGRS_MAX if role == names.CONNMGR else 1):
-            if lease.remove(uid, instance, role, index):
+            if lease.remove(uid, instance, role, index, members):
                 removed.append(f"lease {names.component(role, index)}")
     return removed
 
@@ -205,22 +265,68 @@ def remove_all(instance: str, uid: int | None = None, keep_roles: Container[str]
 def leftovers(instance: str, uid: int | None = None) -> list[str]:
     """What `remove_all` would find, without touching it."""
     uid = os.geteuid() if uid is None else uid
-    found = [f"segment /{path.name}" for path in sorted(SHM.glob(f"midair.{instance}.*"))]
-    for noun in names.QUEUES:
-        for index in range(names.CONNMGRS_MAX):
-            name = names.queue(instance, noun, index)
-            try:
-                _queue(name).close()
-            except MissingError:
-                continue
-            except PermissionsError:
-                pass
-            found.append(f"queue {name}")
+    members = _members(instance, uid)
+    found = []
+    for prefix in _prefixes(instance, uid):
+        found += [f"segment /{path}" for path in _segments(prefix, members)]
+        found += [f"queue {name}" for name in _queues(prefix, members)]
     for role in names.ROLES:
         for index in range(names.CONNMGRS_MAX if role == names.CONNMGR else 1):
-            if lease.exists(uid, instance, role, index):
+            if lease.exists(uid, instance, role, index, members):
                 found.append(f"lease {names.component(role, index)}")
     return found
+
+
+def check_names(place: Runtime) -> None:
+    """PermissionsError if somebody else has something under a name of the instance."""
+    members = place.members()
+    for path in sorted(SHM.glob(f"{place.prefix}.*")):
+        with contextlib.suppress(MissingError):
+            os.close(open_existing(f"/{path.name}", os.O_RDONLY))
+    for noun in names.QUEUES:
+        for index in range(names.CONNMGRS_MAX):
+            with contextlib.suppress(MissingError):
+                existing_queue(place.queue(noun, index)).close()
+    for role in names.ROLES:
+        for index in range(names.CONNMGRS_MAX if role == names.CONNMGR else 1):
+            lease.check(place, role, index if role == names.CONNMGR else None, members)
+
+
+def _prefixes(instance: str, uid: int) -> tuple[str, str]:
+    """Of today's names, and of those of 0.1."""
+    return names.prefix(instance, uid), names.prefix(instance, None)
+
+
+def _members(instance: str, uid: int) -> set[int]:
+    """Whose things are the instance's, if that owner has it."""
+    with contextlib.suppress(MidairError):
+        place = Runtime.open(instance)
+        if place.owner_uid == uid:
+            return place.members()
+    return {uid}
+
+
+def _segments(prefix: str, members: Container[int]) -> list[str]:
+    """File names of those that one of the members has made."""
+    found = []
+    for path in sorted(SHM.glob(f"{prefix}.*")):
+        with contextlib.suppress(FileNotFoundError):
+            if path.lstat().st_uid in members:
+                found.append(path.name)
+    return found
+
+
+def _queues(prefix: str, members: Container[int]) -> Iterator[str]:
+    """Names of those that one of the members has made."""
+    for noun in names.QUEUES:
+        for index in range(names.CONNMGRS_MAX):
+            name = names.queue(prefix, noun, index)
+            with contextlib.suppress(MissingError, PermissionsError):
+                queue = _queue(name)
+                made_by = os.fstat(queue.fd).st_uid
+                queue.close()
+                if made_by in members:
+                    yield name
 
 
 def _shared_memory(name: str, flags: int, mode: int = 0) -> int:
@@ -232,19 +338,33 @@ def _shared_memory(name: str, flags: int, mode: int = 0) -> int:
         raise PermissionsError(f"segment {name} belongs to another user") from None
 
 
-def _existing_segment(name: str, size: int) -> int:
-    fd = _shared_memory(name, 0)
-    actual = os.fstat(fd).st_size
-    if actual == size:
+def _existing_segment(name: str, size: int, mode: int = 0o600, gid: int | None = None) -> int:
+    fd = open_existing(name, os.O_RDWR)
+    about = os.fstat(fd)
+    if about.st_size == size:
+        _share_again(fd, about, mode, gid)
         return fd
     os.close(fd)
-    if actual == 0:  # its creator died before it was given a size: nobody has used it
+    if about.st_size == 0:  # its creator died before it was given a size: nobody has used it
         posix_ipc.unlink_shared_memory(name)
         raise MissingError(f"segment {name} does not exist")
     raise LayoutError(
-        f"segment {name} has {actual} bytes, {size} are configured: "
+        f"segment {name} has {about.st_size} bytes, {size} are configured: "
         "end the instance (midair down) before changing sizes"
     )
+
+
+def _share(fd: int, mode: int, gid: int | None) -> None:
+    """Gives a new segment or queue its mode, whatever the umask, and its group."""
+    if gid is not None:
+        os.fchown(fd, -1, gid)  # first: with its mode it is open to the group it has then
+    os.fchmod(fd, mode)
+
+
+def _share_again(fd: int, about: os.stat_result, mode: int, gid: int | None) -> None:
+    """What its creator, killed before that, may not have done."""
+    if gid is not None and about.st_uid == os.geteuid():
+        _share(fd, mode, gid)
 
 
 def _queue(name: str, flags: int = 0, **options: Any) -> Queue:
@@ -283,9 +403,7 @@ def _make_queue(name: str, depth: int, message_bytes: int, mode: int, gid: int |
             if error.errno not in (None, 0, 24):
                 raise ResourceError(f"queue {name}: {error}") from None
             continue  # EMFILE, which posix_ipc passes on without its number
-        os.fchmod(queue.fd, mode)
-        if gid is not None:
-            os.fchown(queue.fd, -1, gid)
+        _share(queue.fd, mode, gid)
         return queue
     raise ResourceError(_no_queue_bytes(name, message_bytes))
 

@@ -23,13 +23,14 @@ import contextlib
 import ctypes
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 import sysv_ipc
 
 from midair import names
 from midair.errors import MidairError, PermissionsError, ResourceError
 from midair.exits import Exit
+from midair.process import trust
 from midair.process.runtime import Runtime
 
 IPC_NOWAIT = 0o4000
@@ -103,22 +104,28 @@ class Lease:
         """Whether this process holds the lease, asked of the kernel: two cheap calls."""
         return self.holder_pid() == os.getpid()
 
+    @property
+    def _described(self) -> str:
+        return _described(self.called, self.runtime, self.key)
+
     def _open(self) -> sysv_ipc.Semaphore:
         with self.runtime.lock("lease"):
             try:
                 semaphore = sysv_ipc.Semaphore(self.key)
+                uids = (self.runtime.owner_uid, os.geteuid())
+                trust.check_semaphore(self._described, semaphore, uids)
                 if semaphore.value == 0 and semaphore.o_time == 0:
                     semaphore.value = 1
                 return semaphore
             except sysv_ipc.ExistentialError:
                 pass
             except (sysv_ipc.PermissionsError, PermissionError):
-                raise PermissionsError(
-                    f"the lease of {self.called} of instance {self.runtime.instance!r} "
-                    "belongs to another user"
-                ) from None
+                raise PermissionsError(f"{self._described} belongs to another user") from None
             try:
-                return sysv_ipc.Semaphore(self.key, sysv_ipc.IPC_CREX, mode=0o600, initial_value=1)
+                made = sysv_ipc.Semaphore(self.key, sysv_ipc.IPC_CREX, mode=0o600, initial_value=1)
+                if os.geteuid() == 0:  # who mends the instance of somebody else
+                    made.uid = self.runtime.owner_uid
+                return made
             except OSError as error:
                 raise ResourceError(
                     f"no semaphore for the lease of {self.called}: {error}; "
@@ -152,21 +159,47 @@ class Lease:
         raise OSError(code, f"semtimedop: {os.strerror(code)}")
 
 
-def remove(uid: int, instance: str, role: str, index: int | None = None) -> bool:
-    """Removes the semaphore of a lease; True if there was one."""
+def check(
+    place: Runtime, role: str, index: int | None = None, members: Container[int] = ()
+) -> None:
+    """PermissionsError if there is a semaphore for a lease that none of the members has made."""
+    key = names.lease_key(place.owner_uid, place.instance, role, index)
+    described = _described(names.component(role, index), place, key)
     try:
-        sysv_ipc.Semaphore(names.lease_key(uid, instance, role, index)).remove()
+        trust.check_semaphore(described, sysv_ipc.Semaphore(key), members)
+    except sysv_ipc.ExistentialError:
+        return
+    except (sysv_ipc.PermissionsError, PermissionError):
+        raise PermissionsError(f"{described} belongs to another user") from None
+
+
+def _described(called: str, place: Runtime, key: int) -> str:
+    return f"the lease of {called} of instance {place.instance!r} (ipcs -s: {key:#010x})"
+
+
+def remove(
+    uid: int, instance: str, role: str, index: int | None = None, members: Container[int] = ()
+) -> bool:
+    """Removes the semaphore of a lease; True if there was one.
+
+    `members`: who else than its owner may have made it.
+    """
+    try:
+        semaphore = sysv_ipc.Semaphore(names.lease_key(uid, instance, role, index))
+        if semaphore.cuid not in (uid, os.geteuid()) and semaphore.cuid not in members:
+            return False
+        semaphore.remove()
     except (sysv_ipc.ExistentialError, sysv_ipc.PermissionsError):
         return False
     return True
 
 
-def exists(uid: int, instance: str, role: str, index: int | None = None) -> bool:
-    """Whether there is a semaphore for a lease, held or not."""
+def exists(
+    uid: int, instance: str, role: str, index: int | None = None, members: Container[int] = ()
+) -> bool:
+    """Whether there is a semaphore for a lease, held or not, that `remove` would remove."""
     try:
-        sysv_ipc.Semaphore(names.lease_key(uid, instance, role, index))
-    except sysv_ipc.ExistentialError:
+        semaphore = sysv_ipc.Semaphore(names.lease_key(uid, instance, role, index))
+        return semaphore.cuid in (uid, os.geteuid()) or semaphore.cuid in members
+    except (sysv_ipc.ExistentialError, sysv_ipc.PermissionsError):
         return False
-    except sysv_ipc.PermissionsError:
-        return True
-    return True

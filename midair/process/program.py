@@ -15,6 +15,7 @@ import gc
 import grp
 import logging
 import os
+import re
 import resource
 import signal
 import socket
@@ -79,7 +80,7 @@ class Program:
     def open_queue(self, noun: str, index: int) -> ipc.Queue:
         """The REFS or ORDERS queue of connection manager `index`."""
         return ipc.open_queue(
-            names.queue(self.instance, noun, index),
+            self.runtime.queue(noun, index),
             depth=self.config.queues.depth,
             mode=self.ipc_mode,
             gid=self.ipc_gid,
@@ -208,8 +209,10 @@ class Program:
         reader.setblocking(False)
         writer.setblocking(False)
         signal.set_wakeup_fd(writer.detach(), warn_on_full_buffer=False)
-        for number in (signal.SIGTERM, signal.SIGINT):
+        ending = (signal.SIGTERM, signal.SIGINT)
+        for number in ending:
             signal.signal(number, self._stop)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ending)  # whoever started it may block them
         signal.signal(signal.SIGCONT, self._continue)
         return reader.detach()
 
@@ -301,9 +304,9 @@ def set_process_name(called: str) -> None:
 
 
 def _group(text: str) -> int:
-    if text.isdecimal():
+    if re.fullmatch("[0-9]{1,9}", text):
         return int(text)
     try:
         return grp.getgrnam(text).gr_gid
-    except KeyError:
+    except (KeyError, ValueError):
         raise argparse.ArgumentTypeError(f"there is no group {text!r}") from None

@@ -2,9 +2,13 @@
 
 Where it is: $MIDAIR_RUNTIME_DIR/<instance>; under systemd $RUNTIME_DIRECTORY; for root
 /run/midair/<instance>; else $XDG_RUNTIME_DIR/midair/<instance>; else
-/tmp/midair-<uid>/<instance>. It belongs to the user of the instance and is closed to
-others, except that it is opened to one group when the router runs as a user of its own
-(sticky, so that the router can add files but not replace those of others).
+/tmp/midair-<uid>/<instance>. It belongs to the user of the instance, who is the owner of all
+that the instance has (names.py), and is closed to others, except that it is opened to one group
+when the router runs as a user of its own (sticky, so that the router can add files but not replace
+those of others).
+
+Who belongs to an instance: its owner and, if the directory is open to a group, whoever has files in
+it. What others have put under a name of the instance is not used (trust.py).
 
 Nothing in here is needed to recover: it is gone after a reboot, like the segments.
 """
@@ -16,12 +20,14 @@ import errno
 import fcntl
 import json
 import os
+import re
 import shutil
 import stat
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 
 import msgspec
@@ -29,6 +35,7 @@ import msgspec
 from midair import names
 from midair.errors import MidairError, MissingError, PermissionsError
 from midair.exits import Exit
+from midair.process import trust
 
 STARTING = "starting"
 STANDBY = "standby"
@@ -61,7 +68,7 @@ def locate(instance: str, environ: Mapping[str, str] = os.environ) -> Path:
     """Where the runtime directory of an instance is, whether or not it exists."""
     names.check_instance(instance)
     if base := environ.get("MIDAIR_RUNTIME_DIR"):
-        path = Path(base) / instance
+        path = Path(base).absolute() / instance
     elif under := environ.get("RUNTIME_DIRECTORY", "").split(":")[0]:
         path = Path(under) if Path(under).name == instance else Path(under) / instance
     elif os.geteuid() == 0:
@@ -79,6 +86,20 @@ def locate(instance: str, environ: Mapping[str, str] = os.environ) -> Path:
     return path
 
 
+def others(instance: str) -> list[str]:
+    """Names of the instances that run beside this one, as far as this user may see them."""
+    found = []
+    above = locate(instance).parent
+    with contextlib.suppress(OSError):
+        for path in above.iterdir():
+            with contextlib.suppress(OSError, MidairError):
+                if path.name != instance and re.fullmatch(names.INSTANCE, path.name):
+                    about = _check(path, ours=os.geteuid() != 0)
+                    if Runtime(path.name, path, about).states():
+                        found.append(path.name)
+    return sorted(found)
+
+
 def start_ticks(pid: int) -> int | None:
     """When a process started, in clock ticks since boot; None if there is no such process.
 
@@ -94,22 +115,25 @@ def start_ticks(pid: int) -> int | None:
 
 
 class Runtime:
-    """One instance's runtime directory, known to exist and to be ours."""
+    """One instance's runtime directory, known to exist and to be right."""
 
-    def __init__(self, instance: str, path: Path) -> None:
+    def __init__(self, instance: str, path: Path, about: os.stat_result) -> None:
         self.instance = instance
         self.path = path
-        self.owner_uid = path.stat().st_uid
+        self.owner_uid = about.st_uid
+        # The group that the instance is open to.
+        self.gid = about.st_gid if about.st_mode & stat.S_IWGRP else None
 
     @classmethod
     def open(cls, instance: str) -> Runtime:
         """The directory of an instance that has been started. MissingError if there is none."""
         path = locate(instance)
         try:
-            _check(path)
+            return cls(instance, path, _check(path, ours=os.geteuid() != 0))
         except FileNotFoundError:
             raise MissingError(f"no instance {instance!r} is running (no {path})") from None
-        return cls(instance, path)
+        except OSError as error:
+            raise _unusable(path, error) from None
 
     @classmethod
     def create(cls, instance: str, gid: int | None = None) -> Runtime:
@@ -122,18 +146,62 @@ class Runtime:
                     path.parent.mkdir(mode=0o755 if shared else 0o700)
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             if path.parent.name == f"midair-{os.geteuid()}":
-                _check(path.parent)
+                _check(path.parent, ours=True)
             with contextlib.suppress(FileExistsError):
                 path.mkdir(mode=0o700)
-            _check(path)
-            if gid is not None and path.stat().st_uid == os.geteuid():
-                os.chown(path, -1, gid)
-                path.chmod(0o1770)
-        except PermissionError as error:
-            raise PermissionsError(
-                f"cannot use the runtime directory {path}: {error.strerror}"
-            ) from None
-        return cls(instance, path)
+            about = _check(path, ours=True)
+            if about.st_uid == os.geteuid():
+                if gid is not None:
+                    os.chown(path, -1, gid)
+                    path.chmod(0o1770)
+                elif about.st_mode & 0o077 and not about.st_mode & stat.S_IWGRP:
+                    path.chmod(0o700)  # somebody else may have made it for us, as systemd does
+                about = _check(path, ours=True)
+        except OSError as error:
+            raise _unusable(path, error) from None
+        return cls(instance, path, about)
+
+    # Names, and who may have made what is found under them
+
+    @cached_property
+    def prefix(self) -> str:
+        """What the names of its segments and queues begin with.
+
+        An instance that was started by 0.1 keeps the names that 0.1 gave: there are primary
+        segments of its owner under them. Those of other users do not count.
+        """
+        old = names.prefix(self.instance, None)
+        for noun, index in ((names.CONNTABLE, None), (names.ARENA, 0), (names.JOURNAL, 0)):
+            with contextlib.suppress(OSError, PermissionsError):
+                about = (names.SHM / names.segment(old, noun, index)[1:]).lstat()
+                trust.check_file("", about, (self.owner_uid,))
+                return old
+        return names.prefix(self.instance, self.owner_uid)
+
+    def segment(self, noun: str, index: int | None = None) -> str:
+        return names.segment(self.prefix, noun, index)
+
+    def queue(self, noun: str, index: int) -> str:
+        return names.queue(self.prefix, noun, index)
+
+    def members(self) -> set[int]:
+        """Users that belong to the instance."""
+        found = {self.owner_uid}
+        if self.gid is not None:
+            with contextlib.suppress(FileNotFoundError), os.scandir(self.path) as entries:
+                for entry in entries:
+                    with contextlib.suppress(FileNotFoundError):
+                        found.add(entry.stat(follow_symlinks=False).st_uid)
+        return found
+
+    def check_found(self, what: str, noun: str, fd: int) -> os.stat_result:
+        """Of an open segment or queue; PermissionsError unless one of the instance made it."""
+        about = os.fstat(fd)
+        if noun in names.PRIVATE:
+            trust.check_file(what, about, (self.owner_uid,))
+        else:
+            trust.check_file(what, about, self.members(), self.gid)
+        return about
 
     def socket(self, name: str) -> str:
         """Path of a socket, as a string because that is what bind() and connect() take."""
@@ -174,12 +242,20 @@ class Runtime:
             raise
         return self.path / name
 
+    def read(self, name: str) -> bytes:
+        """What is in a file. FileNotFoundError: it is not there, or is no file."""
+        fd = os.open(self.path / name, os.O_RDONLY | trust.OPEN_FLAGS)
+        with os.fdopen(fd, "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise FileNotFoundError(errno.ENOENT, "not a regular file", name)
+            return file.read()
+
     def next_generation(self, role: str, index: int | None = None) -> int:
         """1 for the first start of a role in the life of the instance, then one more each."""
         name = f"{_stem(role, index)}.generation"
         with self.lock(name):
             try:
-                last = int((self.path / name).read_text())
+                last = int(self.read(name))
             except (FileNotFoundError, ValueError):
                 last = 0
             self.write(name, f"{last + 1}\n")
@@ -190,7 +266,7 @@ class Runtime:
         stem = _stem(state.role, state.index)
         self.write(f"{stem}.{state.pid}.state", json.dumps(asdict(state)))
         for path in [*self.path.glob(f"{stem}.*.state"), *self.path.glob(f"{stem}.*.next")]:
-            if _read_state(path) is None:
+            if self._read_state(path.name) is None:
                 with contextlib.suppress(FileNotFoundError, PermissionError):
                     path.unlink()
 
@@ -206,67 +282,97 @@ class Runtime:
 
     def states(self) -> list[State]:
         """Every component that is alive, in a stable order."""
-        found = [_read_state(path) for path in self.path.glob("*.state")]
+        found = [self._read_state(path.name) for path in self.path.glob("*.state")]
         order = {role: at for at, role in enumerate(names.ROLES)}
         return sorted(
             (state for state in found if state is not None),
             key=lambda s: (order.get(s.role, len(order)), s.index or 0, s.generation),
         )
 
+    def _read_state(self, name: str) -> State | None:
+        """The state in a file, or None when its process is not alive any more."""
+        try:
+            # Keys of another version are left out.
+            state = msgspec.json.decode(self.read(name), type=State)
+        except (OSError, ValueError, RecursionError):
+            return None
+        return state if start_ticks(state.pid) == state.start_ticks else None
+
     def open_shared(self, name: str, flags: int = 0) -> int:
         """A descriptor of a file that every component may write; made if it is not there."""
         # Not O_CREAT on a file that may exist: in a sticky directory the kernel refuses
         # that for files of another user (fs.protected_regular), even to root.
         path = self.path / name
+        flags |= os.O_RDWR | trust.OPEN_FLAGS
         while True:
             try:
-                return os.open(path, os.O_RDWR | os.O_CLOEXEC | flags)
+                return self._checked(path, os.open(path, flags))
             except FileNotFoundError:
                 pass
+            except OSError as error:
+                raise _unusable(path, error) from None
             try:
-                made = os.O_CREAT | os.O_EXCL
-                fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | made | flags, 0o600)
+                fd = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o600)
             except FileExistsError:
                 continue
             except FileNotFoundError:
                 raise MissingError(
                     f"instance {self.instance!r} has ended (no {self.path})"
                 ) from None
-            if self.path.stat().st_mode & stat.S_IWGRP:
-                with contextlib.suppress(PermissionError):
-                    os.fchown(fd, -1, self.path.stat().st_gid)
-                os.fchmod(fd, 0o660)
+            except OSError as error:
+                raise _unusable(path, error) from None
+            self._share(fd)
             return fd
+
+    def _checked(self, path: Path, fd: int) -> int:
+        try:
+            about = os.fstat(fd)
+            trust.check_file(str(path), about, {os.geteuid(), *self.members()}, self.gid)
+            if self.gid is not None and about.st_uid == os.geteuid():
+                self._share(fd)  # its creator may have died before it did
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+
+    def _share(self, fd: int) -> None:
+        if self.gid is not None:
+            with contextlib.suppress(PermissionError):
+                os.fchown(fd, -1, self.gid)
+            os.fchmod(fd, 0o660)
 
 
 def _stem(role: str, index: int | None) -> str:
     return role if index is None else f"{role}-{index}"
 
 
-def _read_state(path: Path) -> State | None:
-    """The state in a file, or None when its process is not alive any more."""
-    try:
-        # Keys of another version are left out.
-        state = msgspec.json.decode(path.read_bytes(), type=State)
-    except (FileNotFoundError, ValueError):
-        return None
-    return state if start_ticks(state.pid) == state.start_ticks else None
-
-
-def _check(path: Path) -> None:
+def _check(path: Path, ours: bool) -> os.stat_result:
     """Refuses a directory that someone else could have prepared for us.
 
-    It has to be ours, root's, or (for a component that runs as a user of its own) one
-    that its owner has opened to a group of ours; and never open to everybody.
+    `ours`: it has to be ours, or one that its owner has opened to a group of ours, for a component
+    that runs as a user of its own. Else (root looks at an instance) it may be anybody's. In no case
+    can everybody write to it, or put another one in its place.
     """
+    above = path.parent.stat()
+    if above.st_mode & stat.S_IWOTH and not above.st_mode & stat.S_ISVTX:
+        raise PermissionsError(f"{path.parent} can be written by everybody: not used")
     about = path.lstat()
     if not stat.S_ISDIR(about.st_mode):
-        raise OSError(errno.ENOTDIR, f"{path} is not a directory")
+        raise PermissionsError(f"{path} is not a directory: not used")
     if about.st_mode & stat.S_IWOTH:
         raise PermissionsError(f"{path} can be written by everybody: not used")
+    if about.st_mode & stat.S_IWGRP and not about.st_mode & stat.S_ISVTX:
+        raise PermissionsError(f"{path} can be written by its group and is not sticky: not used")
     groups = {os.getegid(), *os.getgroups()}
-    if about.st_uid in (os.geteuid(), 0) or os.geteuid() == 0:
-        return
-    if about.st_mode & stat.S_IWGRP and about.st_gid in groups:
-        return
-    raise PermissionsError(f"{path} belongs to another user (uid {about.st_uid}): not used")
+    shared = about.st_mode & stat.S_IWGRP and about.st_gid in groups
+    if ours and about.st_uid != os.geteuid() and (not shared or os.geteuid() == 0):
+        raise PermissionsError(f"{path} belongs to another user (uid {about.st_uid}): not used")
+    return about
+
+
+def _unusable(path: Path, error: OSError) -> MidairError:
+    """In one line; the code says whether it is a matter of permissions."""
+    said = f"cannot use {path}: {error.strerror}"
+    if error.errno in (errno.EACCES, errno.EPERM, errno.ELOOP, errno.EROFS, errno.ENXIO):
+        return PermissionsError(said)
+    return MidairError(f"{said}; MIDAIR_RUNTIME_DIR says where runtime directories are")

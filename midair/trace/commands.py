@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import time
 from dataclasses import asdict, replace
 from datetime import datetime
@@ -209,6 +210,6 @@ def _wait(found: Runtime, request: Request, timeout_s: float, managed: bool) -> 
 def _sample(text: str) -> int:
     one, slash, many = text.partition("/")
     number = many if slash and one == "1" else text
-    if not number.isdecimal() or not 1 <= int(number) < EVERY_MAX:
+    if not re.fullmatch("[0-9]{1,10}", number) or not 1 <= int(number) < EVERY_MAX:
         raise argparse.ArgumentTypeError("1/1 (every message), 1/10, 1/100, ...")
     return int(number)

@@ -155,7 +155,7 @@ class Happened:
             try:
                 reader = self._readers.get(called)
                 if reader is None or not reader.current:
-                    reader = self._readers[called] = Reader(self._runtime.instance, role, index)
+                    reader = self._readers[called] = Reader(self._runtime, role, index)
             except (MissingError, LayoutError, PermissionsError):
                 continue
             totals = reader.counts().totals

@@ -61,8 +61,8 @@ class Status:
 def _read(runtime: Runtime, name: str, kind: type[T]) -> T | None:
     """Nothing if it is not there; keys of another version are left out."""
     try:
-        return msgspec.json.decode((runtime.path / name).read_bytes(), type=kind)
-    except (OSError, ValueError):
+        return msgspec.json.decode(runtime.read(name), type=kind)
+    except (OSError, ValueError, RecursionError):
         return None
 
 

@@ -83,7 +83,7 @@ class Run:
 
     def turn(self) -> bool:
         """One look at everything. True: there is more to do at once."""
-        self._rings = rings(self._program.instance, self._program.config.connmgrs, self._rings)
+        self._rings = rings(self._program.runtime, self._program.config.connmgrs, self._rings)
         more = False
         for ring in self._rings.values():
             more |= self._take(ring)
@@ -131,7 +131,7 @@ class Run:
         rows = []
         for index in self._rings:
             try:
-                found = list(Reader(self._program.instance, names.CONNMGR, index).conns())
+                found = list(Reader(self._program.runtime, names.CONNMGR, index).conns())
             except (MissingError, LayoutError, PermissionsError):
                 continue
             for conn in found:
@@ -228,7 +228,7 @@ class Tracer:
 
     def __init__(self, program: Program) -> None:
         self._program = program
-        self._control = Control(program.instance)
+        self._control = Control(program.runtime)
         self._run: Run | None = None
         self._said: Status | None = None
         self._next_said = 0.0

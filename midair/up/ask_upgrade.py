@@ -18,7 +18,7 @@ from midair.up.upgrade import ALL, ORDER
 def run(runtime: Runtime, target: str, place: str | None, ready_s: float) -> None:
     """Has the manager of an instance upgrade it; prints how far it is. Raises what failed."""
     target, to = check_target(target), release.find(place)
-    if refusal := release.no_way_back(runtime.instance, to):  # the manager may be an older one
+    if refusal := release.no_way_back(runtime, to):  # the manager may be an older one
         raise MidairError(refusal)
     if target == ALL and _trips_over_a_tracer(runtime):
         raise MidairError(
@@ -53,7 +53,7 @@ def run(runtime: Runtime, target: str, place: str | None, ready_s: float) -> Non
 
 def check_target(text: str) -> str:
     """What can be upgraded, as it is written: `router`, `connmgr`, `connmgr/2`, `all`."""
-    if text in (*ORDER, ALL) or re.fullmatch(rf"{names.CONNMGR}/\d+", text):
+    if text in (*ORDER, ALL) or re.fullmatch(rf"{names.CONNMGR}/[0-9]{{1,4}}", text):
         return text
     raise MidairError(
         f"{text}: there is no such component; {', '.join(ORDER)}, {names.CONNMGR}/N or {ALL}",

@@ -91,6 +91,11 @@ def _take_over(runtime: Runtime) -> None:
             Exit.ALREADY_RUNNING,
         )
     ipc.remove_all(runtime.instance, runtime.owner_uid, keep_roles=(names.MANAGER,))
+    try:
+        ipc.check_names(runtime)
+    except MidairError:
+        clean(runtime)
+        raise
     for path in runtime.path.iterdir():
         if path.suffix != ".lock":
             with contextlib.suppress(FileNotFoundError):

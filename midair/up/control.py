@@ -20,6 +20,7 @@ from typing import Any
 from midair import names
 from midair.errors import MidairError, NotRunningError
 from midair.exits import Exit
+from midair.process import trust
 from midair.process.runtime import Runtime
 from midair.version import __version__
 
@@ -55,6 +56,7 @@ def follow(runtime: Runtime, request: dict[str, Any], timeout_s: float) -> Itera
         sock.settimeout(timeout_s)
         try:
             sock.connect(runtime.socket(names.CONTROL_SOCKET))
+            trust.check_peer(sock, runtime.socket(names.CONTROL_SOCKET))
             sock.send(json.dumps({**request, "v": VERSION}).encode())
             while data := sock.recv(MESSAGE_BYTES_MAX):
                 answer: dict[str, Any] = json.loads(data)

@@ -23,10 +23,9 @@ def open_client(address: str, choose: str = "--port, server.listen") -> socket.s
     host, port = config.split_address(address)
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except socket.gaierror as error:
-        raise MidairError(
-            f"cannot listen on {address}: {error.strerror}", Exit.CANNOT_LISTEN
-        ) from None
+    except (OSError, UnicodeError) as error:  # UnicodeError: no name of a host looks like that
+        why = getattr(error, "strerror", None) or "this is no name of a host"
+        raise MidairError(f"cannot listen on {address}: {why}", Exit.CANNOT_LISTEN) from None
     family, kind, protocol, _, resolved = found[0]
     sock = socket.socket(family, kind, protocol)
     try:

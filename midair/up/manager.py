@@ -23,7 +23,7 @@ from midair import names
 from midair.config import Config
 from midair.errors import MidairError
 from midair.exits import Exit
-from midair.process import sdnotify, spawn
+from midair.process import sdnotify, spawn, trust
 from midair.process.runtime import ACTIVE, Runtime, State, start_ticks
 from midair.up import control, listeners, notices, report, upgrade
 from midair.up import release as releases
@@ -37,6 +37,7 @@ from midair.version import __version__
 
 STOP_S = 3.0  # how long components may take to end before they are killed
 TURN_S_MAX = 1.0
+READY_S_MAX = 86400.0  # the longest that an upgrade may wait for a new process
 # A standby that died is replaced, but not in a tight loop: this long after its start, or
 # (one that never got as far as waiting) after its death.
 STANDBY_AGAIN_S = 1.0
@@ -178,7 +179,8 @@ class Manager:
                     component.start_after = time.monotonic() + MONITOR_BROKEN_S
                     return
                 self._history.gave_up(component, process, why)
-                self._give_up(MidairError(f"{called} {why}", Exit.RESTART_LIMIT))
+                code = Exit(process.last_code) if process.hopeless else Exit.RESTART_LIMIT
+                self._give_up(MidairError(f"{called} {why}", code))
                 return
             back = component.release
             self._log.error("%s %s; going back to %s", called, why, back.version)
@@ -296,6 +298,8 @@ class Manager:
             sock, _ = listener.accept()
         except OSError:
             return
+        if not trust.is_welcome(sock, listener):
+            return
         sock.setblocking(False)
         self._selector.register(sock, selectors.EVENT_READ, self._read_control)
 
@@ -352,7 +356,9 @@ class Manager:
         try:
             to = msgspec.convert(request["release"], Release)
             ready_s = float(request["ready_s"])
-            refusal = refusal or releases.no_way_back(self._runtime.instance, to)
+            if not 0 < ready_s <= READY_S_MAX:
+                raise ValueError(ready_s)
+            refusal = refusal or releases.no_way_back(self._runtime, to)
         except (KeyError, TypeError, ValueError):
             refusal = f"this manager ({__version__}) does not understand what is asked for"
         if refusal:

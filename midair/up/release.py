@@ -19,6 +19,7 @@ import midair
 from midair.errors import MidairError
 from midair.exits import Exit
 from midair.process import ipc
+from midair.process.runtime import Runtime
 from midair.version import LAYOUTS_SINCE, __version__
 
 FIND_S = 30.0  # how long an interpreter may take to say which version it has
@@ -58,17 +59,17 @@ def own() -> Release:
     return Release(sys.executable, str(Path(midair.__file__).resolve().parent.parent), __version__)
 
 
-def no_way_back(instance: str, to: Release) -> str:
+def no_way_back(runtime: Runtime, to: Release) -> str:
     """Why an instance cannot be brought to that release, or nothing.
 
     Segments of a release have its name in their header, except those before 0.2.
     """
-    made = max((_number(text) for text in ipc.releases(instance) if text), default=(0,))
+    made = max((_number(text) for text in ipc.releases(runtime) if text), default=(0,))
     since = _number(LAYOUTS_SINCE)
     if made < since or _number(to.version) >= since:
         return ""
     return (
-        f"{to.version} cannot read the shared memory of instance {instance!r}, which is of "
+        f"{to.version} cannot read the shared memory of instance {runtime.instance!r}, which is of "
         f"{LAYOUTS_SINCE} or later: there is no way back but midair down; nothing was changed"
     )
 

@@ -31,8 +31,8 @@ def gather(instance: str) -> dict[str, Any]:
         if not states:
             raise _not_running(instance) from None
     try:
-        addresses = json.loads((found.path / "listen.json").read_text())
-    except (FileNotFoundError, ValueError):
+        addresses = json.loads(found.read("listen.json"))
+    except (OSError, ValueError, RecursionError):
         addresses = []
     return {
         "instance": instance,
@@ -112,10 +112,7 @@ def find(instance: str) -> Runtime:
 
 
 def _not_running(instance: str) -> NotRunningError:
-    parent = runtime.locate(instance).parent
-    others = []
-    if parent.is_dir():
-        others = sorted(path.name for path in parent.iterdir() if any(path.glob("*.state")))
+    others = runtime.others(instance)
     hint = f"; running: {', '.join(others)} (use --name)" if others else "; start it: midair up"
     return NotRunningError(f"instance {instance!r} is not running{hint}", Exit.NOT_RUNNING)
 

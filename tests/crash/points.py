@@ -147,12 +147,11 @@ class Storm:
 
     def nothing_is_left(self) -> None:
         """The clients are gone: so are their connections, and every message."""
-        name = self.instance.name
-        table = ConnTable.open(name, 65536, create=False)
+        table = ConnTable.open(self.runtime, 65536, create=False)
         eventually(lambda: not [s for s in table.used() if s.state in (1, 2)], "connections gone")
         chunks = native.arena_chunks(64 * 2**20)
         for index in range(self.connmgrs):
-            arena = native.open_arena(name, index, chunks)
+            arena = native.open_arena(self.runtime, index, chunks)
 
             def clean(arena: object = arena) -> bool:
                 live, busy = native.arena_census(arena)

@@ -20,6 +20,7 @@ from typing import Any
 
 from midair import names
 from midair.process import crash, ipc
+from midair.process.runtime import Runtime
 from native import connmgr as native
 from native import ffi, lib
 from native.segment import Kind, check, open_segment
@@ -34,14 +35,14 @@ MESSAGES, BATCHES, BYTES, FIRST = 0, 1, 2, 3  # words; from FIRST on the count o
 WORDS = FIRST + PUBLISHERS
 
 
-def open_log(instance: str, index: int, create: bool = True) -> Any:
+def open_log(runtime: Runtime, index: int, create: bool = True) -> Any:
     """The segment of that port."""
 
     def make(seg: Any) -> None:
         lib.port_segment_format(seg, index, WORDS * 8)
 
     return open_segment(
-        names.segment(instance, names.PORT, index),
+        runtime.segment(names.PORT, index),
         lib.port_bytes(WORDS * 8),
         KIND,
         make=make if create else None,
@@ -58,18 +59,18 @@ class Sink:
     """One process in the role of the port."""
 
     def __init__(
-        self, instance: str, index: int, connmgrs: int, slot: int, arena_bytes: int
+        self, runtime: Runtime, index: int, connmgrs: int, slot: int, arena_bytes: int
     ) -> None:
-        self.log = open_log(instance, index)
+        self.log = open_log(runtime, index)
         self.words = words(self.log)
-        self.queues = [ipc.open_queue(names.queue(instance, noun, index)) for noun in names.QUEUES]
+        self.queues = [ipc.open_queue(runtime.queue(noun, index)) for noun in names.QUEUES]
         refs, orders = (queue.fd for queue in self.queues)
         self.orders, self.refs = orders, refs
         self.port = ffi.new("struct port *")
         check(lib.port_open(self.port, self.log, refs, orders), "opening the port")
         chunks = native.arena_chunks(arena_bytes)
         for n in range(connmgrs):
-            arena = native.open_arena(instance, n, chunks)
+            arena = native.open_arena(runtime, n, chunks)
             check(lib.port_add_arena(self.port, n, arena), f"arena {n}")
         self.slot = slot
         self.error = ""
@@ -151,7 +152,7 @@ def main() -> int:
     instance, *numbers = sys.argv[1:]
     index, connmgrs, slot, arena_bytes = map(int, numbers)
     crash.arm(names.component(names.PORT, index))
-    sink = Sink(instance, index, connmgrs, slot, arena_bytes)
+    sink = Sink(Runtime.open(instance), index, connmgrs, slot, arena_bytes)
     sink.start()
     print("at work", flush=True)
     parent = os.getppid()

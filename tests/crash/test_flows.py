@@ -39,7 +39,7 @@ def storm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Storm]:
 
 
 def repeated(storm: Storm) -> int:
-    count: int = Reader(storm.instance.name, names.CONNMGR, 0).counts().totals["repeated"]
+    count: int = Reader(storm.instance.runtime, names.CONNMGR, 0).counts().totals["repeated"]
     return count
 
 

@@ -104,7 +104,7 @@ class Sinks:
         self.storm.check_clients()
 
     def count(self, word: int) -> int:
-        return int(sink.words(sink.open_log(self.storm.instance.name, PORT, create=False))[word])
+        return int(sink.words(sink.open_log(self.storm.instance.runtime, PORT, create=False))[word])
 
     def goes_on(self) -> None:
         before = self.count(sink.MESSAGES)
@@ -143,7 +143,7 @@ def subscribed(storm: Storm) -> None:
     """The router knows what the sink wants; what is published before that does not go there."""
 
     def known() -> bool:
-        return any(sub.connmgr == PORT for sub in Census(storm.instance.name).subs())
+        return any(sub.connmgr == PORT for sub in Census(storm.instance.runtime).subs())
 
     eventually(known, f"the sink is subscribed\n{storm.log()}")
 
@@ -177,7 +177,7 @@ def test_everything_is_killed_at_random(sinks: Sinks) -> None:
 
 def test_who_is_away_gets_everything_later(sinks: Sinks) -> None:
     """What waits for a port that is gone is kept, and the load goes on once it is back."""
-    ring = sink.open_log(sinks.storm.instance.name, PORT, create=False)
+    ring = sink.open_log(sinks.storm.instance.runtime, PORT, create=False)
     sinks.kill()
     before, done = sinks.count(sink.MESSAGES), ring.done
     eventually(lambda: queued(sinks) > 0, f"orders wait for the sink\n{sinks.storm.log()}")
@@ -187,7 +187,7 @@ def test_who_is_away_gets_everything_later(sinks: Sinks) -> None:
 
 
 def queued(sinks: Sinks) -> int:
-    queue = posix_ipc.MessageQueue(names.queue(sinks.storm.instance.name, names.ORDERS, PORT))
+    queue = posix_ipc.MessageQueue(sinks.storm.instance.runtime.queue(names.ORDERS, PORT))
     try:
         return int(queue.current_messages)
     finally:

@@ -22,13 +22,13 @@ OFF = "[latency]\nflow_leases = false\n"
 
 def repeated(midair: Instance) -> int:
     """As of the last time the connmgr said so, a few times a second."""
-    count: int = Reader(midair.name, names.CONNMGR, 0).counts().totals["repeated"]
+    count: int = Reader(midair.runtime, names.CONNMGR, 0).counts().totals["repeated"]
     return count
 
 
 def await_messages(midair: Instance, count: int) -> int:
     """Until so many have come in; how many of them were repeated."""
-    reader = Reader(midair.name, names.CONNMGR, 0)
+    reader = Reader(midair.runtime, names.CONNMGR, 0)
     eventually(lambda: reader.counts().totals["messages_in"] == count, f"{count} messages")
     return repeated(midair)
 
@@ -83,7 +83,7 @@ def test_a_flow_does_not_notice_that_the_router_is_away(midair: Instance) -> Non
 
 
 def _refs_waiting(midair: Instance) -> int:
-    count: int = Reader(midair.name, names.CONNMGR, 0).counts().gauges["refs_queued"]
+    count: int = Reader(midair.runtime, names.CONNMGR, 0).counts().gauges["refs_queued"]
     return count
 
 
@@ -115,7 +115,7 @@ def test_nothing_is_repeated(make_midair: Make, config: str, connmgrs: int) -> N
         reader.sync()
         for number in range(60):
             say(senders[number % 3], number, reader)
-        readers = [Reader(midair.name, names.CONNMGR, n) for n in range(connmgrs)]
+        readers = [Reader(midair.runtime, names.CONNMGR, n) for n in range(connmgrs)]
         totals = eventually(
             lambda: (
                 (now := [it.counts().totals for it in readers])

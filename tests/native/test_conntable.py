@@ -40,8 +40,8 @@ class Meanwhile:
         return found
 
 
-def test_a_slot_keeps_what_it_was_given(instance_name: str) -> None:
-    table = ConnTable.open(instance_name, 4, create=True)
+def test_a_slot_keeps_what_it_was_given(place: Runtime) -> None:
+    table = ConnTable.open(place, 4, create=True)
     assert table.reap() == 4
     given = table.assign(3, 1, "fe80::1", 65535, 2**63)
     assert given is not None
@@ -54,8 +54,8 @@ def test_a_slot_keeps_what_it_was_given(instance_name: str) -> None:
     table.close()
 
 
-def test_full_table_then_closed_slots_are_used_again(instance_name: str) -> None:
-    table = ConnTable.open(instance_name, 3, create=True)
+def test_full_table_then_closed_slots_are_used_again(place: Runtime) -> None:
+    table = ConnTable.open(place, 3, create=True)
     table.reap()
     given = [table.assign(at, 0, "1.2.3.4", 1, 0) for at in range(3)]
     assert table.assign(0, 0, "1.2.3.4", 1, 0) is None
@@ -68,16 +68,16 @@ def test_full_table_then_closed_slots_are_used_again(instance_name: str) -> None
     table.close()
 
 
-def test_a_second_mapping_sees_the_same_and_goes_on_with_the_uids(instance_name: str) -> None:
-    first = ConnTable.open(instance_name, 3, create=True)
+def test_a_second_mapping_sees_the_same_and_goes_on_with_the_uids(place: Runtime) -> None:
+    first = ConnTable.open(place, 3, create=True)
     first.reap()
     assert first.assign(0, 0, "::1", 1, 0) == (0, 1)
     first.close()  # as a dispatcher that died
-    second = ConnTable.open(instance_name, 3, create=True)
+    second = ConnTable.open(place, 3, create=True)
     assert second.reap() == 2
     assert second.counts()[:2] == [1, 0]
     assert second.assign(1, 0, "::1", 1, 0) == (1, 2)
-    looking = ConnTable.attach(Runtime.open(instance_name))
+    looking = ConnTable.attach(Runtime.open(place.instance))
     assert looking.capacity == 3
     assert looking.counts()[:2] == [1, 1]
     looking.close()
@@ -86,10 +86,10 @@ def test_a_second_mapping_sees_the_same_and_goes_on_with_the_uids(instance_name:
 
 @pytest.mark.parametrize("meanwhile", [1, conntable.ASSIGNED_MEANWHILE + 1])
 def test_who_is_in_use_is_listed_whatever_is_assigned_meanwhile(
-    instance_name: str, monkeypatch: pytest.MonkeyPatch, meanwhile: int
+    place: Runtime, monkeypatch: pytest.MonkeyPatch, meanwhile: int
 ) -> None:
     """A connmgr that starts ends whom it does not find, and a dispatcher does not wait for it."""
-    table = ConnTable.open(instance_name, 256, create=True)
+    table = ConnTable.open(place, 256, create=True)
     table.reap()
     given = [table.assign(0, 0, "1.2.3.4", 1, 0) for _ in range(200)]
     assert given[-1] is not None
@@ -111,10 +111,10 @@ def test_who_is_in_use_is_listed_whatever_is_assigned_meanwhile(
 
 
 def test_a_slot_that_is_given_to_another_connmgr_meanwhile_is_not_listed(
-    instance_name: str, monkeypatch: pytest.MonkeyPatch
+    place: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever starts ends what it is given and does not know: not another's client."""
-    table = ConnTable.open(instance_name, 1, create=True)
+    table = ConnTable.open(place, 1, create=True)
     table.reap()
     assert table.assign(0, 0, "1.2.3.4", 1, 0) == (0, 1)
     table.set_state(0, CLOSED)
@@ -130,8 +130,8 @@ def test_a_slot_that_is_given_to_another_connmgr_meanwhile_is_not_listed(
     table.close()
 
 
-def test_an_assignment_taken_up_meanwhile_is_not_taken_back(instance_name: str) -> None:
-    table = ConnTable.open(instance_name, 2, create=True)
+def test_an_assignment_taken_up_meanwhile_is_not_taken_back(place: Runtime) -> None:
+    table = ConnTable.open(place, 2, create=True)
     table.reap()
     given = table.assign(0, 0, "::1", 1, 0)
     assert given is not None
@@ -141,8 +141,8 @@ def test_an_assignment_taken_up_meanwhile_is_not_taken_back(instance_name: str) 
     table.close()
 
 
-def test_bad_arguments_change_nothing(instance_name: str) -> None:
-    table = ConnTable.open(instance_name, 2, create=True)
+def test_bad_arguments_change_nothing(place: Runtime) -> None:
+    table = ConnTable.open(place, 2, create=True)
     table.reap()
     for connmgr, ip in ((32, "::1"), (0, "x" * 46)):
         with pytest.raises(ValueError, match="assign"):
@@ -155,29 +155,48 @@ def test_bad_arguments_change_nothing(instance_name: str) -> None:
     table.close()
 
 
-def test_what_is_not_ours_is_refused(instance_name: str) -> None:
+def test_what_is_not_ours_is_refused(place: Runtime) -> None:
     with pytest.raises(MissingError):
-        ConnTable.open(instance_name, 4, create=False)
-    ConnTable.open(instance_name, 4, create=True).close()
+        ConnTable.open(place, 4, create=False)
+    ConnTable.open(place, 4, create=True).close()
     with pytest.raises(LayoutError, match="bytes"):
-        ConnTable.open(instance_name, 5, create=True)
-    # Another layout: the version word of the header follows magic and kind.
-    fd = ipc.open_segment(
-        names.segment(instance_name, names.CONNTABLE), 128 + 4 * 128, create=False
-    )
-    os.pwrite(fd, b"\x63", 12)
+        ConnTable.open(place, 5, create=True)
+
+
+KIND, LAYOUT, FINGERPRINT, BYTES, RELEASE = 8, 12, 16, 24, 32  # offsets in struct segment_header
+
+
+@pytest.mark.parametrize(
+    ("writes", "said"),
+    [
+        ({LAYOUT: b"\x63", RELEASE: b"0.9.1\0"}, r"another version of Midair \(0\.9\.1\)"),
+        ({FINGERPRINT: b"\x63", RELEASE: b"1.0rc1\0"}, r"another version of Midair \(1\.0rc1\)"),
+        ({LAYOUT: b"\x01", RELEASE: b"\0"}, "another version of Midair:"),
+        ({LAYOUT: b"\x63"}, "names this version .* damaged"),
+        ({0: b"\x63"}, "header of segment .* is damaged"),
+        ({KIND: b"\x63"}, "header of segment .* is damaged"),
+        ({BYTES: b"\x63", LAYOUT: b"\x63"}, "header of segment .* is damaged"),
+        ({RELEASE: b"\xff\x01\x02", LAYOUT: b"\x63"}, "header of segment .* is damaged"),
+    ],
+)
+def test_a_damaged_header_is_told_from_that_of_another_version(
+    place: Runtime, writes: dict[int, bytes], said: str
+) -> None:
+    ConnTable.open(place, 4, create=True).close()
+    fd = ipc.open_segment(place.segment(names.CONNTABLE), 128 + 4 * 128, create=False)
+    for offset, data in writes.items():
+        os.pwrite(fd, data, offset)
     os.close(fd)
-    with pytest.raises(LayoutError, match="another version"):
-        ConnTable.open(instance_name, 4, create=True)
+    for create in (False, True):
+        with pytest.raises(LayoutError, match=said):
+            ConnTable.open(place, 4, create=create)
 
 
-def test_a_creator_that_died_before_formatting_is_repaired(instance_name: str) -> None:
-    os.close(
-        ipc.open_segment(names.segment(instance_name, names.CONNTABLE), 128 + 4 * 128, create=True)
-    )
+def test_a_creator_that_died_before_formatting_is_repaired(place: Runtime) -> None:
+    os.close(ipc.open_segment(place.segment(names.CONNTABLE), 128 + 4 * 128, create=True))
     with pytest.raises(MissingError):
-        ConnTable.open(instance_name, 4, create=False)
-    table = ConnTable.open(instance_name, 4, create=True)
+        ConnTable.open(place, 4, create=False)
+    table = ConnTable.open(place, 4, create=True)
     assert table.reap() == 4
     table.close()
 
@@ -188,7 +207,7 @@ class TableMachine(RuleBasedStateMachine):
     @initialize()
     def make(self) -> None:
         self.name = new_name("TableMachine")
-        self.table = ConnTable.open(self.name, CAPACITY, create=True)
+        self.table = ConnTable.open(Runtime.create(self.name), CAPACITY, create=True)
         self.table.reap()
         self.model: dict[int, tuple[int, int, int]] = {}  # slot -> (uid, connmgr, state)
         self.given: set[int] = set()
@@ -235,7 +254,7 @@ class TableMachine(RuleBasedStateMachine):
     @rule()
     def dispatcher_restarts(self) -> None:
         self.table.close()
-        self.table = ConnTable.open(self.name, CAPACITY, create=True)
+        self.table = ConnTable.open(Runtime.create(self.name), CAPACITY, create=True)
         self.model = {at: it for at, it in self.model.items() if it[2] != CLOSED}
         assert self.table.reap() == CAPACITY - len(self.model)
 

@@ -20,6 +20,7 @@ import pytest
 from midair import names
 from midair.errors import LayoutError
 from midair.process import ipc
+from midair.process.runtime import Runtime
 from native import lib, migrate
 from native.migrate import Age, Memory
 from tests.support.segments import declare
@@ -66,12 +67,12 @@ class Release01:
     """Makes segments of release 0.1, with noise in their data."""
 
     def __init__(self, instance: str, seed: int) -> None:
-        self.instance = instance
+        self.place = Runtime.create(instance)
         self.random = random.Random(seed)
         self.made: list[Segment] = []
 
     def segment(self, noun: str, index: int | None, struct: str, size: int) -> Segment:
-        name = names.segment(self.instance, noun, index)
+        name = self.place.segment(noun, index)
         self.made.append(Segment(name, old_ffi, struct, size))
         return self.made[-1]
 
@@ -260,7 +261,7 @@ def rows(old: Segment, at: int, kind: str, new: Segment, to: int, into: str, cou
 
 def test_the_connection_table(old: Release01) -> None:
     before = old.table()
-    memory = migrate.for_dispatcher(old.instance)
+    memory = migrate.for_dispatcher(old.place)
     after = converted(memory, before.name, "conntable", lib.CONNTABLE_LAYOUT, 2)
     assert (after.it.capacity, after.it.next_uid, after.it.high) == (CONNS, 777, CONNS - 5)
     rows(before, 128, "r01_slot", after, 128, "conntable_slot", CONNS)
@@ -270,7 +271,7 @@ def test_the_connection_table(old: Release01) -> None:
 def test_an_arena(old: Release01) -> None:
     before = old.arena(1)
     after = converted(
-        Memory([before.name], [before.name]), before.name, "arena", lib.ARENA_LAYOUT, 3
+        Memory(old.place, [before.name], [before.name]), before.name, "arena", lib.ARENA_LAYOUT, 3
     )
     it = after.it
     assert (it.owner, it.chunk_count) == (1, CHUNKS)
@@ -297,7 +298,7 @@ def test_an_arena(old: Release01) -> None:
 def test_a_journal(old: Release01) -> None:
     old.arena(2)
     before = old.journal(2)
-    memory = migrate.for_connmgr(old.instance, 2, 3)
+    memory = migrate.for_connmgr(old.place, 2, 3)
     after = converted(memory, before.name, "journal", lib.JOURNAL_LAYOUT, 2)
     it, was = after.it, before.it
     for name in ("conns", "subs", "blocks", "conns_high", "subs_high"):
@@ -317,7 +318,7 @@ def test_a_journal(old: Release01) -> None:
 
 def test_the_routing_segment(old: Release01) -> None:
     before = old.routing()
-    memory = migrate.for_router(old.instance)
+    memory = migrate.for_router(old.place)
     after = converted(memory, before.name, "routing", lib.ROUTING_LAYOUT, 3)
     it, was = after.it, before.it
     assert it.ports == was.connmgrs
@@ -349,7 +350,7 @@ def test_who_was_greeted_and_who_has_a_name(old: Release01) -> None:
     first[3].phase, first[4].phase, first[5].phase = 0x302, CONNECTED | 0x302, CONNECTED | 0x302
     for n, name in ((3, b""), (4, b""), (5, b"type.instance")):
         old_ffi.memmove(first[n].name, name.ljust(48, b"\0"), 48)
-    assert migrate.for_connmgr(old.instance, 0, 1).convert() == 2
+    assert migrate.for_connmgr(old.place, 0, 1).convert() == 2
     after = Segment(before.name, new_ffi, "journal")
     rows = after.at(after.it.conns_at, "conn_rec")
     assert rows[3].phase == 0x300 | lib.PHASE_GREETED
@@ -370,7 +371,7 @@ def test_a_committed_step_is_finished_first(old: Release01) -> None:
     in_pos = journal.it.conns_at + 7 * 128 + old_ffi.offsetof("struct r01_conn", "in_pos")
     messages = old_ffi.offsetof("struct r01_arena", "chunks") + 5 * 64 + 8
     commit(journal, [(in_pos, 123456), (messages | 1 << 63, 17)])
-    assert migrate.for_connmgr(old.instance, 0, 1).convert() == 2
+    assert migrate.for_connmgr(old.place, 0, 1).convert() == 2
     after = Segment(journal.name, new_ffi, "journal")
     assert after.at(after.it.conns_at, "conn_rec")[7].in_pos == 123456
     assert after.it.port.redo.count == 0
@@ -381,19 +382,17 @@ def test_a_committed_step_is_finished_first(old: Release01) -> None:
 def test_a_step_of_an_arena_that_is_gone_is_not_guessed(old: Release01) -> None:
     """It cannot be left behind: the journal's step is finished before the arena is converted."""
     arena, journal = old.arena(0), old.journal(0)
-    Memory([arena.name], [arena.name]).convert()
+    Memory(old.place, [arena.name], [arena.name]).convert()
     commit(journal, [(8 | 1 << 63, 1)])
     with pytest.raises(LayoutError, match="is not what its header says"):
-        migrate.for_connmgr(old.instance, 0, 1).convert()
+        migrate.for_connmgr(old.place, 0, 1).convert()
     assert migrate.age(journal.name) is Age.CONVERTIBLE
 
 
 def test_what_a_killed_owner_had_begun_is_made_anew(old: Release01) -> None:
     before = old.table()
     (ipc.SHM / (before.name[1:] + migrate.BESIDE)).write_bytes(b"half of it")
-    converted(
-        migrate.for_dispatcher(old.instance), before.name, "conntable", lib.CONNTABLE_LAYOUT, 2
-    )
+    converted(migrate.for_dispatcher(old.place), before.name, "conntable", lib.CONNTABLE_LAYOUT, 2)
 
 
 @pytest.mark.parametrize("field", ["capacity", "high"])
@@ -402,14 +401,14 @@ def test_what_contradicts_its_header_is_left_alone(old: Release01, field: str) -
     setattr(before.it, field, CONNS + 1)
     whole = before.map[:]
     with pytest.raises(LayoutError, match="is not what its header says"):
-        migrate.for_dispatcher(old.instance).convert()
+        migrate.for_dispatcher(old.place).convert()
     assert before.map[:] == whole
     assert migrate.age(before.name) is Age.CONVERTIBLE
 
 
 def test_what_nobody_can_convert_is_foreign(old: Release01) -> None:
     before = old.table()
-    assert migrate.age(names.segment(old.instance, names.ROUTING)) is Age.MISSING
+    assert migrate.age(old.place.segment(names.ROUTING)) is Age.MISSING
     for field, value in (("layout", 99), ("layout", 1), ("fingerprint", 5), ("kind", 77)):
         was = getattr(before.it.header, field)
         setattr(before.it.header, field, value)

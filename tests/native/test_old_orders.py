@@ -33,7 +33,7 @@ def give(rig: Rig, *orders: bytes) -> None:
     records = b"".join(orders)
     done = rig.connmgr.stats()["order_batches"]
     head = HEAD.pack(done + 1, HEAD.size + len(records), 0, ROUTER, VERSION, 1, 1)
-    queue = posix_ipc.MessageQueue(names.queue(rig.instance, names.ORDERS, 0))
+    queue = posix_ipc.MessageQueue(rig.runtime.queue(names.ORDERS, 0))
     queue.send(head + records)
     queue.close()
     rig.turn_connmgr()

@@ -41,11 +41,11 @@ class Sender:
 class Two:
     """A router, and two connmgrs that never were."""
 
-    def __init__(self, instance: str) -> None:
+    def __init__(self, runtime: Runtime) -> None:
         self.slow, self.fast = Sender(0), Sender(1)
         self.orders = [Queue(), Queue()]
         self.router = Router(
-            open_routing(instance, 2, 16, 1024),
+            open_routing(runtime, 2, 16, 1024),
             2,
             1024,
             0,
@@ -62,9 +62,8 @@ class Two:
 
 
 @pytest.fixture
-def two(instance_name: str) -> Iterator[Two]:
-    Runtime.create(instance_name)
-    made = Two(instance_name)
+def two(place: Runtime) -> Iterator[Two]:
+    made = Two(place)
     yield made
     for queue in (made.slow.queue, made.fast.queue, *made.orders):
         queue.queue.close()

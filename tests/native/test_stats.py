@@ -14,56 +14,57 @@ import pytest
 
 from midair import names
 from midair.errors import LayoutError, MissingError
+from midair.process.runtime import Runtime
 from native import ffi, lib, segment, stats
 from native.census import covers
 
 ACCEPTED = {"accepted": 7, "refused": 2, "descriptors_out": 1}
 
 
-def test_what_is_published_is_read(instance_name: str) -> None:
-    own = stats.Own(instance_name, names.DISPATCHER, None, 0, None)
+def test_what_is_published_is_read(place: Runtime) -> None:
+    own = stats.Own(place, names.DISPATCHER, None, 0, None)
     assert own.resume() == dict.fromkeys(ACCEPTED, 0)
     own.publish(ACCEPTED, {"backlog": 3, "connections_max": 9})
-    counts = stats.Reader(instance_name, names.DISPATCHER).counts()
+    counts = stats.Reader(place, names.DISPATCHER).counts()
     assert counts.totals == ACCEPTED
     assert counts.gauges == {"backlog": 3, "connections_max": 9}
     assert counts.pid == os.getpid()
     assert counts.published_ns > 0
 
 
-def test_a_successor_goes_on_from_what_was_published(instance_name: str) -> None:
+def test_a_successor_goes_on_from_what_was_published(place: Runtime) -> None:
     child = os.fork()
     if child == 0:
-        own = stats.Own(instance_name, names.DISPATCHER, None, 0, None)
+        own = stats.Own(place, names.DISPATCHER, None, 0, None)
         own.publish(ACCEPTED, {"backlog": 3, "connections_max": 9})
         os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(child, 0)
-    assert stats.Own(instance_name, names.DISPATCHER, None, 0, None).resume() == ACCEPTED
+    assert stats.Own(place, names.DISPATCHER, None, 0, None).resume() == ACCEPTED
 
 
-def test_a_segment_of_another_size_is_made_anew(instance_name: str) -> None:
+def test_a_segment_of_another_size_is_made_anew(place: Runtime) -> None:
     """Statistics never keep a version, or a configuration, from starting."""
-    stats.Own(instance_name, names.CONNMGR, 0, 10, None)
-    reader = stats.Reader(instance_name, names.CONNMGR, 0)
+    stats.Own(place, names.CONNMGR, 0, 10, None)
+    reader = stats.Reader(place, names.CONNMGR, 0)
     assert reader.current
-    stats.Own(instance_name, names.CONNMGR, 0, 20, None)
+    stats.Own(place, names.CONNMGR, 0, 20, None)
     assert not reader.current
-    assert stats.Reader(instance_name, names.CONNMGR, 0).current
+    assert stats.Reader(place, names.CONNMGR, 0).current
 
 
-def test_what_is_not_ours_is_refused(instance_name: str) -> None:
-    name = names.segment(instance_name, names.STATS, 0)
+def test_what_is_not_ours_is_refused(place: Runtime) -> None:
+    name = place.segment(names.STATS, 0)
     with pytest.raises(MissingError):
         segment.View(name, stats.KIND)
-    stats.Own(instance_name, names.CONNMGR, 0, 10, None)
+    stats.Own(place, names.CONNMGR, 0, 10, None)
     other = segment.Kind(stats.KIND.kind, stats.KIND.layout, 1, stats.KIND.pointer)
     with pytest.raises(LayoutError):
         segment.View(name, other)
 
 
-def test_a_reader_cannot_write(instance_name: str) -> None:
-    stats.Own(instance_name, names.CONNMGR, 0, 10, None)
-    name = names.segment(instance_name, names.STATS, 0)
+def test_a_reader_cannot_write(place: Runtime) -> None:
+    stats.Own(place, names.CONNMGR, 0, 10, None)
+    name = place.segment(names.STATS, 0)
     view = segment.View(name, stats.KIND)
     lines = Path("/proc/self/maps").read_text().splitlines()
     rights = sorted(line.split()[1] for line in lines if line.endswith(name))
@@ -77,8 +78,8 @@ def row_of(own: stats.Own, at: int) -> Any:
     return ffi.cast("uint64_t *", base), ffi.cast("struct stats_conn *", base)
 
 
-def test_rows_that_change_hands_are_not_read(instance_name: str) -> None:
-    own = stats.Own(instance_name, names.CONNMGR, 3, 4, None)
+def test_rows_that_change_hands_are_not_read(place: Runtime) -> None:
+    own = stats.Own(place, names.CONNMGR, 3, 4, None)
     own.pointer.high = 4
     for at, uid in enumerate((11, 0, 13, 0)):
         word, row = row_of(own, at)
@@ -86,7 +87,7 @@ def test_rows_that_change_hands_are_not_read(instance_name: str) -> None:
         row.messages_in = 100 + at
         row.ip = b"127.0.0.1"
         row.name = "größer".encode()
-    reader = stats.Reader(instance_name, names.CONNMGR, 3)
+    reader = stats.Reader(place, names.CONNMGR, 3)
     found = {conn.uid: conn for conn in reader.conns()}
     assert list(found) == [11, 13]
     assert (found[13].messages_in, found[13].connmgr) == (102, 3)
@@ -95,19 +96,19 @@ def test_rows_that_change_hands_are_not_read(instance_name: str) -> None:
     assert [conn.uid for conn in reader.conns()] == [13]
 
 
-def test_what_clients_said_outlives_another_version(instance_name: str) -> None:
+def test_what_clients_said_outlives_another_version(place: Runtime) -> None:
     """Its counters are not ours, its rows are."""
-    own = stats.Own(instance_name, names.CONNMGR, 0, 4, None)
+    own = stats.Own(place, names.CONNMGR, 0, 4, None)
     own.pointer.high = 2
     own.pointer.totals[0] = 99
     word, row = row_of(own, 1)
     word[0], row.name, row.messages_in = 12, b"named", 7
-    path = Path("/dev/shm") / names.segment(instance_name, names.STATS, 0)[1:]
+    path = Path("/dev/shm") / place.segment(names.STATS, 0)[1:]
     with path.open("r+b") as file:  # its fingerprint follows magic, kind and layout
         file.seek(16)
         file.write(b"\1" * 8)
-    after = stats.Own(instance_name, names.CONNMGR, 0, 4, None)
-    found = list(stats.Reader(instance_name, names.CONNMGR, 0).conns())
+    after = stats.Own(place, names.CONNMGR, 0, 4, None)
+    found = list(stats.Reader(place, names.CONNMGR, 0).conns())
     assert [(conn.uid, conn.name, conn.messages_in) for conn in found] == [(12, "named", 7)]
     assert after.pointer.totals[0] == 0
     assert own.pointer.totals[0] == 99, "the old one is left alone: somebody may look at it"

@@ -23,6 +23,7 @@ import pytest
 
 from midair import names
 from midair.client.wire_nats import hpub, pub
+from midair.process.runtime import Runtime
 from midair.trace import schema
 from midair.trace.drain import Drain
 from native import ffi, lib
@@ -309,11 +310,11 @@ def write_ring(ring: Any, records: list[tuple[int, int]]) -> None:
 
 
 def test_a_tracer_killed_between_two_parts_of_a_range_finishes_it(
-    instance_name: str, tmp_path: Path
+    place: Runtime, tmp_path: Path
 ) -> None:
     """Some of a range is written, the tail is where it was: only the rest is written again."""
-    owned = open_ring(instance_name, 0, 1 << 20)
-    control, ring = Control(instance_name), Ring(instance_name, 0)
+    owned = open_ring(place, 0, 1 << 20)
+    control, ring = Control(place), Ring(place, 0)
     minute = schema.MINUTE_NS
     write_ring(owned, [(0, minute), (1, 2 * minute), (2, 2 * minute + 1)])
     first = Drain(control, tmp_path, "r", 1)
@@ -331,13 +332,13 @@ def test_a_tracer_killed_between_two_parts_of_a_range_finishes_it(
     assert successor.rows == 4
 
 
-def test_a_ring_of_another_size_is_made_anew(instance_name: str) -> None:
-    open_ring(instance_name, 0, 1 << 20)
-    ring = Ring(instance_name, 0)
+def test_a_ring_of_another_size_is_made_anew(place: Runtime) -> None:
+    open_ring(place, 0, 1 << 20)
+    ring = Ring(place, 0)
     assert ring.current
-    open_ring(instance_name, 0, 1 << 21)
+    open_ring(place, 0, 1 << 21)
     assert not ring.current
-    assert Ring(instance_name, 0).epoch != ring.epoch
+    assert Ring(place, 0).epoch != ring.epoch
     assert names.TRACE in names.STATISTICS  # fsck does not look at them
 
 

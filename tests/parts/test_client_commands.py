@@ -82,9 +82,12 @@ def test_wrong_arguments(midair: Instance) -> None:
     server = ("--server", midair.address)
     assert cli("pub", "a", "--header", "nocolon").returncode == Exit.USAGE
     assert cli("pub", "a", "--server", "nowhere").returncode == Exit.USAGE
-    done = cli("pub", *server, "has space", "x")
-    assert done.returncode == Exit.FAILED
-    assert done.stderr.count("\n") == 1
+    for words in (("has space", "x"), ("", "x"), ("a\r\nPUB b 0", "x"), ("a", "--reply", "b c")):
+        done = cli("pub", *server, *words)
+        assert done.returncode == Exit.USAGE
+        assert "one word without spaces is meant" in done.stderr
+    done = cli("pub", *server, "a", "--header", "a:b\r\nc:d")
+    assert done.returncode == Exit.USAGE
 
 
 def test_modes_of_requests(midair: Instance) -> None:

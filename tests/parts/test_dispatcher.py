@@ -282,7 +282,7 @@ def test_a_hand_off_lost_with_the_connmgr_is_sent_again_by_a_new_dispatcher(worl
 
 def test_a_slot_whose_socket_died_with_the_dispatcher_is_freed(world: World) -> None:
     world.kill("dispatcher")
-    table = ConnTable.open(world.runtime.instance, CONNECTIONS_MAX, create=True)
+    table = ConnTable.open(world.runtime, CONNECTIONS_MAX, create=True)
     table.reap()
     assert table.assign(0, 0, "127.0.0.1", 1, 0) is not None  # killed right after this
     world.start()

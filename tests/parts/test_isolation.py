@@ -83,8 +83,8 @@ def instance(make_midair: Make, monkeypatch: pytest.MonkeyPatch) -> Instance:
 def segments(name: str, noun: str) -> list[str]:
     """The segments of that noun, by the names shm_open() takes."""
     if names.SEGMENTS[noun]:
-        return [names.segment(name, noun, index) for index in range(CONNMGRS)]
-    return [names.segment(name, noun)]
+        return [Runtime.open(name).segment(noun, index) for index in range(CONNMGRS)]
+    return [Runtime.open(name).segment(noun)]
 
 
 def exchange(instance: Instance) -> None:
@@ -173,8 +173,8 @@ def test_each_part_maps_what_is_its_own(instance: Instance) -> None:
 
     def mapped(called: str) -> set[str]:
         lines = maps_of(pids[called]).splitlines()
-        paths = {line.split()[-1] for line in lines if "/midair." in line}
-        return {path.removeprefix(f"/dev/shm/midair.{instance.name}.") for path in paths}
+        paths = {line.split()[-1] for line in lines if "/midair-" in line}
+        return {path.removeprefix(f"/dev/shm/{instance.runtime.prefix}.") for path in paths}
 
     assert mapped("router") == {"routing", "stats-router"}
     for index in range(CONNMGRS):
@@ -209,7 +209,7 @@ def test_the_monitor_sees_counters_and_subscriptions_and_nothing_else(instance: 
     mapped = {
         line.split()[-1].rpartition(f"{instance.name}.")[2]: line.split()[1]
         for line in maps_of(pid).splitlines()
-        if "/midair." in line
+        if "/midair-" in line
     }
     seen = ["routing", "stats-dispatcher", "stats-router", *(f"stats.{n}" for n in range(CONNMGRS))]
     assert mapped == dict.fromkeys(seen, "r--s")

@@ -137,14 +137,14 @@ def migrated(storm: Storm) -> None:
 
     def done() -> bool:
         storm.check_clients()
-        return ipc.releases(storm.instance.name) == {__version__}
+        return ipc.releases(storm.instance.runtime) == {__version__}
 
     eventually(done, f"all parts have converted\n{storm.log()}")
     for part in parts(storm.connmgrs):
         storm.pid(part)
     for name, (version, _) in at_work_now(storm).items():
         assert version == (VERSION if name == "manager" else __version__), name
-    assert not list(ipc.SHM.glob(f"midair.{storm.instance.name}.*.new"))
+    assert not list(ipc.SHM.glob(f"{storm.instance.runtime.prefix}.*.new"))
 
 
 def clean(storm: Storm) -> None:
@@ -271,7 +271,7 @@ def test_all_parts_under_load(
             shown = [
                 conn.name
                 for n in range(connmgrs)
-                for conn in stats.Reader(storm.instance.name, names.CONNMGR, n).conns()
+                for conn in stats.Reader(storm.instance.runtime, names.CONNMGR, n).conns()
             ]
             assert "ipc:test.named" in shown, "what it said about itself is still known"
         clean(storm)
@@ -386,7 +386,7 @@ def test_one_part_alone_is_refused(previous: Path, tmp_path: Path) -> None:
         after = {name: row["pid"] for name, row in storm.instance.components().items()}
         assert {name for name in after if after[name] != before[name]} == {"keeper"}
         storm.check_clients()
-        assert ipc.releases(storm.instance.name) == {""}
+        assert ipc.releases(storm.instance.runtime) == {""}
 
 
 def refused_alone(storm: Storm, what: str) -> None:
@@ -463,7 +463,7 @@ def test_an_upgrade_that_fails_half_way_goes_back_by_itself(
 
         eventually(old_again, f"the release before is at work again\n{storm.log()}")
         assert f"did not become {__version__} within 3 s" in storm.instance.stderr()
-        assert ipc.releases(storm.instance.name) == {""}
+        assert ipc.releases(storm.instance.runtime) == {""}
         storm.check_clients()
         upgraded(storm, ROOT)  # and the next attempt works
         caught.go_on()
@@ -495,8 +495,8 @@ def test_with_a_router_of_its_own_user(previous: Path, tmp_path: Path) -> None:
             pytest.skip("the user nobody may not read this Python or this directory")
     with running(previous, tmp_path, 2, FEW, "[router]\nuser = 'nobody'\n") as storm:
         at_work(storm)
-        name = storm.instance.name
-        segments = [names.segment(name, names.ROUTING), names.segment(name, names.ARENA, 0)]
+        runtime = storm.instance.runtime
+        segments = [runtime.segment(names.ROUTING), runtime.segment(names.ARENA, 0)]
         before = [(ipc.SHM / it[1:]).stat() for it in segments]
         upgraded(storm, ROOT)
         after = [(ipc.SHM / it[1:]).stat() for it in segments]

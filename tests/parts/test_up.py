@@ -243,7 +243,7 @@ def test_queue_bytes_used_up_is_said_and_nothing_is_left(request: pytest.Fixture
         timeout=PATIENCE_S,
         cwd=ROOT,
     )
-    assert done.returncode == Exit.RESTART_LIMIT
+    assert done.returncode == Exit.NO_RESOURCES
     assert "RLIMIT_MSGQUEUE" in done.stderr.splitlines()[-1]
     assert "LimitMSGQUEUE=" in done.stderr.splitlines()[-1]
     assert leaks_of(name) == []
@@ -284,7 +284,7 @@ def test_the_router_runs_as_its_own_user_and_cannot_open_bodies(
     assert os.stat(f"/proc/{pid}").st_uid == user.pw_uid
     assert greeted(instance)
     for noun in (names.ARENA, names.JOURNAL):
-        segment = ipc.SHM / names.segment(instance.name, noun, 0)[1:]
+        segment = ipc.SHM / instance.runtime.segment(noun, 0)[1:]
         assert segment.stat().st_mode & 0o777 == 0o600
         assert segment.stat().st_uid == 0
     os.kill(pid, signal.SIGKILL)

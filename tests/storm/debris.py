@@ -36,8 +36,7 @@ class Debris:
         self.table = ConnTable.attach(self.runtime)
         chunks = native.arena_chunks(conf.connmgr.arena_bytes)
         self.arenas = [
-            native.open_arena(self.runtime.instance, index, chunks)
-            for index in range(conf.connmgrs)
+            native.open_arena(self.runtime, index, chunks) for index in range(conf.connmgrs)
         ]
 
     def close(self) -> None:

@@ -28,6 +28,7 @@ import pytest
 
 from midair import config
 from midair.process import ipc
+from midair.process.runtime import Runtime
 
 ROOT = Path(__file__).resolve().parents[2]
 # Nothing waits this long on a working machine; it turns a hang into a failure.
@@ -85,6 +86,10 @@ class Instance:
     @property
     def runtime_path(self) -> Path:
         return BASE / self.name
+
+    @property
+    def runtime(self) -> Runtime:
+        return Runtime.open(self.name)
 
     def stderr(self) -> str:
         return self.stderr_path.read_text()

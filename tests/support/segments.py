@@ -16,6 +16,7 @@ from typing import Any
 import cffi
 
 from midair import names
+from midair.process.runtime import Runtime
 from native import lib
 from tests.support.instance import ROOT, Instance, eventually, processes_of
 
@@ -100,7 +101,7 @@ class Segments:
         self.journals = [self._map(instance, names.JOURNAL, n, "struct journal *") for n in each]
 
     def _map(self, instance: str, noun: str, index: int | None, kind: str) -> Any:
-        fd = os.open(f"/dev/shm{names.segment(instance, noun, index)}", os.O_RDWR)
+        fd = os.open(f"/dev/shm{Runtime.open(instance).segment(noun, index)}", os.O_RDWR)
         mapping = mmap.mmap(fd, 0)
         os.close(fd)
         self._maps.append(mapping)

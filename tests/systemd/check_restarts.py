@@ -218,7 +218,7 @@ def test_09_the_router_cannot_open_bodies(
     machine: Container, workload: Workload, before: dict[str, str]
 ) -> None:
     router = before[ROUTER]
-    segments = machine.run("find", "/dev/shm", "-name", "midair.midair.*").stdout.split()
+    segments = machine.run("find", "/dev/shm", "-name", "midair-*.midair.*").stdout.split()
     own = [path for path in segments if path.endswith(".routing")]
     closed = ("arena", "journal", "conntable", "trace")
     others = [path for path in segments if path.split(".")[2] in closed]
@@ -231,12 +231,12 @@ def test_09_the_router_cannot_open_bodies(
         said = machine.run("/usr/bin/python3", "-c", OPEN_AS, router, *own, *others).stdout
 
     workload.during(look)
-    names = [path.rsplit("/", 1)[1] for path in others]
-    wanted = ["open midair.midair.routing", *(f"Permission denied {name}" for name in names)]
+    names = [path.rsplit("/", 1)[1] for path in (*own, *others)]
+    wanted = [f"open {names[0]}", *(f"Permission denied {name}" for name in names[1:])]
     assert said.splitlines() == wanted
     mapped = machine.run("grep", "-c", "/dev/shm/midair", f"/proc/{router}/maps").stdout
     assert int(mapped) > 0
-    maps = machine.run("grep", "-o", "/dev/shm/midair.*", f"/proc/{router}/maps").stdout
+    maps = machine.run("grep", "-o", "/dev/shm/midair-.*", f"/proc/{router}/maps").stdout
     assert set(maps.split()) == {
         *own,
         *(path for path in segments if path.endswith(".stats-router")),
