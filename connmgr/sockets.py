@@ -100,6 +100,8 @@ class Sockets:
                     back += 1
                 else:
                     self._let_go(uid, fd)
+            except ConnectionResetError:  # its client has left: the engine ends it
+                self._let_go(uid, fd)
             except OSError as error:
                 self._log.warning("connection %d: %s", uid, error)
                 self._let_go(uid, fd)

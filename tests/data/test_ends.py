@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import socket
+import struct
 from contextlib import closing
 
 import pytest
 
+from midair import names
+from midair.keeper.client import KeeperClient
 from native import lib
-from tests.support.instance import start
+from native.conntable import ConnTable
+from native.stats import CLOSE_REASONS, Reader
+from tests.support.instance import eventually, start
 from tests.support.stream import Stream
 
+TCP_CLOSE = 7  # linux/tcp_states.h
 # From docs/architecture.md: a connection's phases, and those that may follow.
 FOLLOWS = {
     lib.PHASE_NONE: {lib.PHASE_OPENING},
@@ -49,3 +58,45 @@ def test_a_subscription_that_the_router_has_no_room_for_is_told(
     finally:
         instance.stop()
     assert " died" not in instance.stderr()
+
+
+@pytest.mark.parametrize("connmgrs", [1, 2])
+def test_a_client_that_left_while_its_connmgr_was_away_is_no_matter_for_the_log(
+    request: pytest.FixtureRequest, connmgrs: int
+) -> None:
+    """FIN, then a reset, and somebody has read the error of the socket since: the kernel's counts
+    are one off, and nobody is there for whom that would matter."""
+    instance = start(request.node.nodeid, "", "--connmgrs", str(connmgrs))
+    try:
+        client = socket.create_connection((instance.host, instance.port))
+        assert client.recv(4096).startswith(b"INFO ")
+        table = ConnTable.attach(instance.runtime)
+        [(uid, index)] = [(slot.uid, slot.connmgr) for slot in table.used()]
+        table.close()
+        pid = instance.pid(f"connmgr/{index}")
+        os.kill(pid, signal.SIGSTOP)
+        client.shutdown(socket.SHUT_WR)
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        client.close()
+        with closing(KeeperClient(instance.runtime.socket(names.KEEPER_SOCKET))) as keeper:
+            [(_, fd)] = keeper.give([uid])
+        with socket.socket(fileno=fd) as copy:
+
+            def is_reset() -> bool:
+                return copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == TCP_CLOSE
+
+            eventually(is_reset, "the reset has arrived")
+            copy.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        os.kill(pid, signal.SIGKILL)
+
+        def ended() -> bool:
+            counts = Reader(instance.runtime, names.CONNMGR, index).counts()
+            return counts.totals["closed"][CLOSE_REASONS.index("client")] == 1
+
+        eventually(ended, "it counts as one that left")
+        with closing(Stream(instance.host, instance.port)) as other:
+            assert other.sync() == []
+    finally:
+        instance.stop()
+    assert "Bad message" not in instance.stderr()
+    assert "connection " not in instance.stderr()

@@ -114,6 +114,10 @@ def upgraded(storm: Storm, place: Path) -> None:
     for part, told in zip(parts(storm.connmgrs), done.stdout.splitlines(), strict=True):
         assert re.match(f"{part}: {line}", told)
     migrated(storm)
+    # A queue cannot be renamed: it keeps the names that 0.1 gave, and nothing has two.
+    name = storm.instance.name
+    assert storm.instance.runtime.prefix == names.prefix(name, None)
+    assert not list(ipc.SHM.glob(f"midair-*.{name}.*"))
 
     def all_said() -> bool:
         rows = [row for row in events.read(storm.runtime) if row["kind"] == events.MIGRATED]

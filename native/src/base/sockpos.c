@@ -22,7 +22,8 @@ static int read_info(int fd, struct tcp_info *info)
     return getsockopt(fd, IPPROTO_TCP, TCP_INFO, info, &len) == 0 ? 0 : -errno;
 }
 
-/* A reset after the peer's FIN says EPIPE, one without it ECONNRESET. Reading it clears it. */
+/* A reset after the peer's FIN says EPIPE, one without it ECONNRESET. Reading it clears it: who asks again,
+ * or after a send() that met it, cannot know whether there was a FIN. */
 static int was_closing(int fd)
 {
     int err = 0;
@@ -45,6 +46,13 @@ static uint64_t got_fin(int fd, const struct tcp_info *info)
     default:
         return 0;
     }
+}
+
+int sockpos_reset(int fd)
+{
+    struct tcp_info info;
+
+    return read_info(fd, &info) == 0 && info.tcpi_state == TCP_CLOSE;
 }
 
 int sockpos_read(int fd, uint64_t *ret_taken, uint64_t *ret_given)

@@ -16,5 +16,7 @@
 
 /* 0, or a negative errno (-EAGAIN: the peer is so busy that no two readings agreed). */
 API int sockpos_read(int fd, uint64_t *ret_taken, uint64_t *ret_given);
+/* Whether the peer has reset it: nobody is there any more. */
+int sockpos_reset(int fd);
 
 #endif

@@ -142,6 +142,7 @@ API struct connmgr_stats { /* only grow */
     uint64_t found_batches; /* received and not processed, or not sent */
 };
 
+#define LOST_LEFT 2 /* conn.lost */
 struct conn {
     int fd;               /* -1: none */
     uint32_t slot;
@@ -176,7 +177,7 @@ struct conn {
     uint8_t asked;        /* enum ask: references that are due */
     uint8_t confirmed;    /* lingering, and the router has ended the session */
     uint8_t discarding;   /* our side is shut down, reading to the end */
-    uint8_t lost;         /* its socket did not survive */
+    uint8_t lost;         /* its socket did not survive; LOST_LEFT: because its client had left */
     /* output: see J3 */
     uint32_t head, tail;  /* segments; CONNMGR_NONE: empty */
     uint32_t write_block; /* being filled; counts as a user of the block */

@@ -64,13 +64,21 @@ int connmgr_readopt(struct connmgr *cm, uint32_t slot, uint64_t uid, int fd)
         err = streams_find(cm, c, fd, in, out, &places);
     if (!err && c->served) /* of one that lingers nothing more is parsed (J2) */
         err = input_recover(cm, c, places.in);
+    if (!err) {
+        out = places.out;
+        if (c->phase == PHASE_LINGER && places.fin)
+            out--; /* our FIN: conn_linger() came so far */
+        if (out < c->sent || out > c->end)
+            err = -EBADMSG;
+    }
+    /* After a reset the kernel's counts may be off by the peer's FIN (sockpos.c): nobody is there for whom
+     * it would matter. */
+    if (err == -EBADMSG && sockpos_reset(fd)) {
+        c->lost = LOST_LEFT;
+        return -ECONNRESET;
+    }
     if (err)
         return err;
-    out = places.out;
-    if (c->phase == PHASE_LINGER && places.fin)
-        out--; /* our FIN: conn_linger() came so far */
-    if (out < c->sent || out > c->end)
-        return -EBADMSG;
     cm->stats.found_input += c->len;
     cm->stats.found_output += out - c->sent;
     c->sent = out;
@@ -120,7 +128,7 @@ int connmgr_start(struct connmgr *cm)
             output_write(cm, c);
         } else if (c->phase != PHASE_NONE && c->lost) {
             cm->conn_count++;
-            conn_end(cm, c, CLOSE_SERVER);
+            conn_end(cm, c, c->lost == LOST_LEFT ? CLOSE_CLIENT : CLOSE_SERVER);
         } else if (c->phase != PHASE_NONE) {
             cm->conn_count++;
             if (c->phase == PHASE_OPENING) {
