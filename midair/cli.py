@@ -199,8 +199,20 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _up(args: argparse.Namespace) -> int:
-    up.up(_override(config.load(args.config), args))
+    conf = _override(config.load(args.config), args)
+    _check_listeners(conf)
+    up.up(conf)
     return Exit.OK
+
+
+def _check_listeners(conf: Config) -> None:
+    """What is spoken there has to be known to the C part, which the configuration does not ask."""
+    if any(item.protocol or item.transport for item in conf.server.listen):
+        from native import protocol
+
+        for item in conf.server.listen:
+            protocol.number(item.protocol)
+            protocol.transport(item.transport)
 
 
 def _override(conf: Config, args: argparse.Namespace) -> Config:
@@ -231,13 +243,15 @@ def _status(args: argparse.Namespace) -> int:
 
 
 def _upgrade(args: argparse.Namespace) -> int:
+    target = ask_upgrade.check_target(args.target)
     found = status.find(names.check_instance(args.name))
-    ask_upgrade.run(found, args.target, args.to, args.timeout)
+    ask_upgrade.run(found, target, args.to, args.timeout)
     return Exit.OK
 
 
 def _check_config(args: argparse.Namespace) -> int:
     conf = config.load(args.file)
+    _check_listeners(conf)
     print(f"{args.file}: ok (instance {conf.server.name}, {conf.connmgrs} connection managers)")
     return Exit.OK
 

@@ -128,6 +128,21 @@ def test_every_value_can_be_written_and_read_back() -> None:
         ("[connmgr]\ncount = 33", 2, "an integer from 0 to 32"),
         ("[manager]\nstandby = 1", 2, "1: true or false is allowed"),
         ("\n\nserver = { nam = 'x' }", 3, "server.nam: there is no such key"),
+        ("[server]\nname = 'a\\n'", 2, "use 1 to 32 of a-z"),
+        ('[server]\nname = "a\\n"', 2, "use 1 to 32 of a-z"),
+        ("[server]\nlisten = ['a:\uff14\uff12']", 2, '"host:port" or "[ipv6]:port" is allowed'),
+        ("[server]\nlisten = ['h\u00f6st:1']", 2, '"host:port" or "[ipv6]:port" is allowed'),
+        ("[server]\nlisten = ['a:1', 'b:1', 'A:1']", 2, '"A:1" and "a:1": each address'),
+        ("[server]\nlisten = ['127.0.0.1:1', '0.0.0.0:1']", 2, "each address and port may be"),
+        ("[server]\nlisten = ['[::1]:1', '[0:0::1]:1']", 2, "each address and port may be"),
+        ("[monitor]\nlisten = '127.0.0.1:4222'", 2, "clients connect there (server.listen)"),
+        ("[router]\nuser = 'no-such-user'", 2, "router.user: there is no user 'no-such-user'"),
+        ("[limits]\nmax_payload = '\uff11KiB'", 2, "1 to 67108864 bytes are allowed"),
+        ("[limits]\n\nmax_payload = " + "9" * 5000, 3, "the number is too long"),
+        ("[limits]\nmax_payload = 0x" + "f" * 5000, 2, "this: 1 to 67108864 bytes"),
+        ("[limits]\nmax_payload = '" + "9" * 5000 + "'", 2, "9...: 1 to 67108864 bytes"),
+        ("[server]\nname" + ".a" * 5000 + " = 1", 2, "server.name: this: use 1 to 32"),
+        ("[server]\nlisten = [" + "{a = " * 40 + "1" + "}" * 40 + "]", 2, "`address` and perhaps"),
     ],
 )
 def test_what_is_wrong_is_refused_with_its_line(text: str, line: int, says: str) -> None:
@@ -186,6 +201,17 @@ def test_quoted_and_dotted_keys_are_found() -> None:
     assert lines.find("x", "y", "last") == 5
 
 
+def test_what_is_nested_too_deeply_is_refused() -> None:
+    for text in ("[" * 5000 + "]" * 5000, "{a = " * 5000 + "1" + "}" * 5000):
+        message = refused(f"[server]\nlisten = {text}")
+        assert message == "m.toml: lists and tables are nested too deeply"
+
+
+def test_listeners_on_any_free_port_are_not_in_each_others_way() -> None:
+    conf = config.parse("[server]\nlisten = ['127.0.0.1:0', '127.0.0.1:0', '[::1]:4', '0.0.0.0:4']")
+    assert len(conf.server.listen) == 4
+
+
 @given(st.text(max_size=200))
 def test_any_text_is_either_used_or_refused(text: str) -> None:
     try:
@@ -218,3 +244,11 @@ def test_check_config_command(tmp_path: Path) -> None:
     done = cli("check-config", str(tmp_path / "none.toml"))
     assert done.returncode == Exit.BAD_CONFIG
     assert "No such file" in done.stderr
+    path.write_text("[server]\nlisten = [{address = 'a:1', protocol = 'gopher'}]\n")
+    done = cli("check-config", str(path))
+    assert done.returncode == Exit.BAD_CONFIG
+    assert "protocol 'gopher': one of " in done.stderr
+    for what in ("/dev/zero", str(tmp_path)):
+        done = cli("check-config", what)
+        assert done.returncode == Exit.BAD_CONFIG
+        assert done.stderr.count("\n") == 1
