@@ -31,6 +31,7 @@ class Arrivals:
         self._listener = socket.socket(fileno=fd)
         self._listener.setblocking(False)
         self._peers: dict[int, socket.socket] = {}
+        self._asked: list[socket.socket] = []  # for our version, and not answered yet
         self._watcher = watcher
         self._to = to
         self._log = log
@@ -45,7 +46,24 @@ class Arrivals:
             return False
         while self._take(self._peers[fd]):
             pass
+        self._answer()
         return True
+
+    def _answer(self) -> None:
+        """Answers who has asked, after all that anybody had sent before is taken in.
+
+        So a dispatcher that is answered knows that nothing of its predecessor, which was dead before
+        it asked, is on its way any more: what is assigned and was not taken up never will be.
+        """
+        while self._asked:
+            asked, self._asked = self._asked, []
+            self._accept()
+            for peer in list(self._peers.values()):
+                while peer.fileno() in self._peers and self._take(peer):
+                    pass
+            for peer in asked:
+                with contextlib.suppress(OSError):
+                    wire.send(peer, wire.hello())
 
     def close(self) -> None:
         """Only tests need it: a process takes its descriptors with it when it dies."""
@@ -61,8 +79,7 @@ class Arrivals:
                 self._close(peer)
                 return False
             if wire.is_ask(data):
-                with contextlib.suppress(OSError):
-                    wire.send(peer, wire.hello())
+                self._asked.append(peer)
                 return True
             entries = wire.unpack_handoff(data)
             if len(fds) != len(entries):

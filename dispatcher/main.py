@@ -111,7 +111,7 @@ class Dispatcher(role.Role):
         backlog = self._outbox.backlog
         pause_s = self._paused_until - time.monotonic()
         self._set_accepting(backlog < BACKLOG_MAX and pause_s <= 0)
-        if backlog:
+        if backlog or self._found.doubtful:
             timeout_s = min(timeout_s, RETRY_S)
         if pause_s > 0:
             timeout_s = min(timeout_s, pause_s)
@@ -120,13 +120,23 @@ class Dispatcher(role.Role):
                 self._accept(key.data)
         if self._outbox.backlog:
             self._outbox.flush()
-        if self._found.doubtful and time.monotonic() > self._doubtful_until:
-            self._outbox.give_up(self._table, self._found.doubtful)
-            self._found.doubtful.clear()
+        if self._found.doubtful:
+            self._settle_doubtful()
         if self.refused and not self._refused_before:
             self.log.warning("maximum of connections reached: refusing clients")
         self._refused_before = self.refused
         self._guard.check()
+
+    def _settle_doubtful(self) -> None:
+        """Slots that nobody has a socket for, as far as the keeper knows.
+
+        A connmgr of the release before does not say that nothing is on its way to it.
+        """
+        if time.monotonic() > self._doubtful_until:
+            self._outbox.give_up(self._table, self._found.doubtful)
+            self._found.doubtful = []
+        else:
+            self._found.doubtful = self._outbox.settle(self._table, self._found.doubtful)
 
     def show(self) -> None:
         """Publishes what was counted, in the lives before this one too."""

@@ -85,6 +85,13 @@ class Link:
                 self.waiting.popleft()
                 os.close(client.fd)
 
+    def answered(self) -> bool:
+        """Whether the connmgr has read all that a dispatcher before this one had sent to it."""
+        if not self._connected():
+            return False
+        self._listen()
+        return not self._asked
+
     def close(self) -> None:
         if self._socket is not None:
             self._socket.close()
@@ -95,8 +102,9 @@ class Link:
         for _attempt in range(2):  # the second for a connection found broken by the first
             if not self._connected():
                 return False
-            assert self._socket is not None
             self._listen()
+            if self._socket is None:
+                continue
             message = wire.pack_handoff(entries, self._version)
             try:
                 wire.send(self._socket, message, [c.fd for c in part])
@@ -123,9 +131,9 @@ class Link:
             raise
         self._socket = made
         self._version = 0
+        self._asked = True
         with contextlib.suppress(OSError):  # not answered: version 0 is understood by everyone
             wire.send(made, wire.ASK)
-            self._asked = True
         return True
 
     def _listen(self) -> None:
@@ -133,12 +141,19 @@ class Link:
         if not self._asked:
             return
         assert self._socket is not None
-        with contextlib.suppress(OSError, wire.WireError):
-            data, fds = wire.receive(self._socket)
+        with contextlib.suppress(BlockingIOError, wire.WireError):
+            try:
+                data, fds = wire.receive(self._socket)
+            except BlockingIOError:
+                raise
+            except OSError:
+                data, fds = b"", []
             wire.close_all(fds)
+            if not data:  # it died before it answered
+                return self.close()
             version = wire.heard(data)
             self._version = self._version if version is None else version
-            self._asked = False
+            self._asked = version is None
 
 
 class Outbox:
@@ -214,8 +229,17 @@ class Outbox:
         result.nameless = nameless
         return result
 
+    def settle(self, table: ConnTable, doubtful: Sequence[Slot]) -> list[Slot]:
+        """Frees those whose connmgr has said that no hand-off is on its way to it any more, and which
+        are still assigned: their clients left, or their sockets are gone. Those that are left."""
+        answered = {slot.connmgr: False for slot in doubtful}
+        for index in answered:
+            answered[index] = index >= len(self._links) or self._links[index].answered()
+        self.give_up(table, [slot for slot in doubtful if answered[slot.connmgr]])
+        return [slot for slot in doubtful if not answered[slot.connmgr]]
+
     def give_up(self, table: ConnTable, doubtful: Sequence[Slot]) -> None:
-        """Frees those that are still assigned: their clients left, or their sockets are gone."""
+        """Frees those that are still assigned."""
         for slot in doubtful:
             if table.is_assigned(slot.slot, slot.uid, slot.connmgr):
                 table.unassign(slot.slot)

@@ -13,7 +13,7 @@ understood closes its connection, with one line in the log: it is never taken fo
 
     ASK      op 1, version 0, count 0: to everyone
     HELLO    the answer; its version is the newest that is understood
-To a connmgr:
+To a connmgr (HELLO comes after all that was sent to it before the question, by whomever, is read):
     HANDOFF  count x (uid, slot, listener), count <= HANDOFFS_MAX, with descriptors
 To the keeper:
     HOLD     count x uid, with descriptors: keep these

@@ -6,6 +6,7 @@ Method: processes are stopped (SIGSTOP) so that the unlucky moment lasts, then k
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import socket
@@ -19,7 +20,8 @@ from typing import Any
 import posix_ipc
 import pytest
 
-from dispatcher.outbox import GUARDED, Client, Outbox, cookie_of
+from connmgr.arrivals import Arrivals
+from dispatcher.outbox import GUARDED, Client, Link, Outbox, cookie_of
 from midair import names
 from midair.client.wire_nats import pub
 from midair.keeper.client import KeeperClient
@@ -28,7 +30,7 @@ from midair.process import wire
 from midair.process.runtime import ACTIVE as STATE_ACTIVE
 from midair.process.runtime import Runtime
 from midair.up import listeners
-from native.conntable import ACTIVE, ConnTable
+from native.conntable import ACTIVE, ASSIGNED, ConnTable
 from tests.support.instance import PATIENCE_S, Instance, eventually
 from tests.support.stream import Stream
 
@@ -236,6 +238,95 @@ def test_a_slot_whose_client_left_during_the_hand_off_is_freed(instance_name: st
         it.table.set_state(served[0], ACTIVE)  # its hand-off was on the way after all
         it.handoffs.give_up(it.table, found.doubtful)
         assert [slot.uid for slot in it.table.used()] == [served[1]]
+
+
+@pytest.mark.parametrize("connmgrs", [1, 2])
+@pytest.mark.parametrize("both", [False, True], ids=["dispatcher", "dispatcher and connmgrs"])
+def test_slots_of_clients_that_were_reset_are_free_again_when_the_dispatcher_is_back(
+    make_midair: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, connmgrs: int, both: bool
+) -> None:
+    """Clients are reset while they are assigned, and everybody who knew of them is killed.
+
+    Nobody has their sockets: the keeper had none yet, and the guard saves none whose peer has gone.
+    Their slots used to stay assigned for half a minute, and newcomers were refused meanwhile.
+    """
+    places = 8
+    marker, armed = tmp_path / "marker", tmp_path / "armed"
+    marker.touch()
+    armed.write_text(f"dispatcher dispatcher.assigned {places} {marker}\n")
+    monkeypatch.setenv("MIDAIR_CRASH", str(armed))
+    instance = make_midair(f"[limits]\nmax_connections = {places}\n", connmgrs=connmgrs)
+    rows = instance.components()
+    dispatcher = rows["dispatcher"]["pid"]
+    os.kill(dispatcher, signal.SIGSTOP)
+    for _ in range(places):
+        with socket.create_connection((instance.host, instance.port)) as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    if both:
+        for n in range(connmgrs):
+            os.kill(rows[f"connmgr/{n}"]["pid"], signal.SIGSTOP)
+    os.kill(dispatcher, signal.SIGCONT)
+    eventually(lambda: not marker.exists(), "the dispatcher has assigned all places, and died")
+    if both:
+        for n in range(connmgrs):
+            os.kill(rows[f"connmgr/{n}"]["pid"], signal.SIGKILL)
+
+    def greeted() -> bool:
+        with socket.create_connection((instance.host, instance.port), PATIENCE_S) as client:
+            return client.recv(4096).startswith(b"INFO ")
+
+    # Well below what a slot was assigned for without anybody asking (FORGOTTEN_S).
+    eventually(greeted, "a newcomer is greeted", patience_s=15.0)
+    table = ConnTable.attach(instance.runtime)
+    eventually(lambda: not list(table.used(state=ASSIGNED)), "no slot is assigned", patience_s=15.0)
+    table.close()
+    clients = [Stream(instance.host, instance.port) for _ in range(places - 1)]
+    for client in clients:
+        assert client.sync() == []
+    for client in clients:
+        client.close()
+
+
+def test_a_dispatcher_is_answered_after_all_that_its_predecessor_had_sent(
+    instance_name: str, tmp_path: Path
+) -> None:
+    """Whatever the order in which a connmgr looks at their connections."""
+    runtime = Runtime.create(instance_name)
+    path = runtime.socket(names.handoff_socket(0))
+    taken: list[int] = []
+
+    class Takes:
+        def adopt(self, slot: int, uid: int, fd: int) -> None:
+            os.close(fd)
+            taken.append(uid)
+
+        def missed(self) -> None:
+            raise AssertionError
+
+    class Watches:
+        def watch(self, fd: int, tag: int) -> None: ...
+        def unwatch(self, fd: int) -> None: ...
+
+    listener = listeners.open_peer(runtime, names.handoff_socket(0))
+    fd = listener.detach()
+    arrivals = Arrivals(fd, Watches(), Takes(), logging.getLogger("midair"))
+    ours, theirs = socket.socketpair()
+    before = Link(path)
+    assert before._connected()
+    for uid in range(1, 6):
+        assert before._send([Client(uid, uid, 0, 0, ours.fileno())])
+    before.close()
+    after = Link(path)
+    assert not after.answered()
+    arrivals._accept()
+    newest = max(arrivals._peers)
+    assert arrivals.receive(newest)
+    assert taken == [1, 2, 3, 4, 5]
+    assert after.answered()
+    after.close()
+    arrivals.close()
+    ours.close()
+    theirs.close()
 
 
 def test_a_question_that_came_after_the_keeper_had_looked(
