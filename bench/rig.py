@@ -47,8 +47,9 @@ class Rig:
     `flow_leases`: whether decisions of the router are repeated; else it is asked about everything.
     """
 
-    def __init__(self, flow_leases: bool = False) -> None:
+    def __init__(self, flow_leases: bool = False, config: Config = CONFIG) -> None:
         self.flow_leases = flow_leases
+        self.config = config
         self.instance = f"rig-{os.getpid()}"
         self._queues: list[ipc.Queue] = []
         self._clients: dict[socket.socket, int] = {}  # and the descriptor of the other end
@@ -62,17 +63,18 @@ class Rig:
             raise
 
     def _open(self) -> None:
-        limits, runtime = CONFIG.limits, self.runtime
+        config = self.config
+        limits, runtime = config.limits, self.runtime
         self._queues = [ipc.open_queue(runtime.queue(noun, 0)) for noun in names.QUEUES]
         self._table = ConnTable.open(runtime, limits.max_connections, create=True)
         self._table.reap()
-        subscriptions = CONFIG.connmgr.subscriptions
+        subscriptions = config.connmgr.subscriptions
         refs, orders = (queue.fd for queue in self._queues)
         self._routing = open_routing(runtime, 1, limits.max_connections, subscriptions)
         self.router = Router(
             self._routing,
             1,
-            CONFIG.router.subjects,
+            config.router.subjects,
             0,
             False,
             refs=[refs],
@@ -80,7 +82,7 @@ class Rig:
         )
         self.router.start()
         self._journal = native.open_journal(
-            runtime, 0, limits.max_connections, subscriptions, CONFIG.connmgr.output_bytes
+            runtime, 0, limits.max_connections, subscriptions, config.connmgr.output_bytes
         )
         self.connmgr = native.Connmgr(
             self._journal,
@@ -101,9 +103,9 @@ class Rig:
             max_bytes_s=limits.max_bytes_per_s,
             rate_closes=limits.rate_action == "close",
             flow_leases=self.flow_leases,
-            slow=[native.SLOW.index(policy) for policy in CONFIG.slow_consumers],
+            slow=[native.SLOW.index(policy) for policy in config.slow_consumers],
         )
-        chunks = native.arena_chunks(CONFIG.connmgr.arena_bytes)
+        chunks = native.arena_chunks(config.connmgr.arena_bytes)
         self._arena = native.open_arena(runtime, 0, chunks)
         self.connmgr.add_arena(0, self._arena)
         self.connmgr.load()

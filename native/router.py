@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from midair import names
@@ -68,9 +69,15 @@ class Router:
         check(lib.router_open(conf, routing, refs, orders, found), "opening the router")
         self._rt = found[0]
 
-    def start(self) -> int:
-        """Finishes what a predecessor began and rebuilds the index: subscriptions found."""
-        return check(lib.router_start(self._rt), "rebuilding the index")
+    def start(self, meanwhile: Callable[[], None] | None = None) -> int:
+        """Finishes what a predecessor began and rebuilds the index: subscriptions found.
+
+        With very many this takes a while: `meanwhile` is called now and then.
+        """
+        while check(lib.router_start(self._rt), "rebuilding the index"):
+            if meanwhile is not None:
+                meanwhile()
+        return int(lib.router_started(self._rt))
 
     def turn(self, timeout_ms: int) -> None:
         """Routes for at most that long."""

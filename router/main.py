@@ -56,7 +56,7 @@ class Router(role.Role):
         program = self.program
         self._stats = Own(program.runtime, names.ROUTER, None, 0, program.ipc_gid).pointer
         self._engine.resume(self._stats)
-        found = self._engine.start()
+        found = self._engine.start(program.watchdog)  # with very many subscriptions it takes long
         if program.generation == 1:
             return {}
         stats = self._engine.stats()

@@ -10,10 +10,12 @@ A program says in a class what it does in each of these; the order is here, once
     standing      only if its `memory` has the layout of the release before: until all parts are of
     still         this one, and all of it is converted (standstill.py)
     open(True)    unless it is open: makes what there is not
-    recover()     takes up what the predecessor left
-    turn(0)       the first turn: then it is ready, and says so
-    turn(t)       until it is told to stop; in between it shows its figures, and the watchdog
-                  hears of it
+    recover()     finds what the predecessor left, and finishes the step it was in. What takes long
+                  calls program.watchdog() meanwhile
+    ready         it has everything it needs, and says so: before it takes up the work that waits,
+                  of which its predecessor may have died
+    turn(t)       until it is told to stop, the first one without waiting; in between it shows its
+                  figures, and the watchdog hears of it
 
 There is no clean-up at the end: a stop is a death like any other (see program.py).
 """
@@ -109,8 +111,8 @@ def _serve(program: Program, role: Role) -> None:
     if found:
         said = ", ".join(f"{count} {what.replace('_', ' ')}" for what, count in found.items())
         program.log.info("recovered: %s; in %.1f ms", said, took_ms)
-    role.turn(0.0)
     program.ready(role.status)
+    role.turn(0.0)  # before anything else is said: clients wait
     if found:  # not before: clients wait for a recovery
         program.event(events.RECOVERED, **found, took_ms=took_ms)
     timeout_s = min(role.turn_s_max, program.wait_s_max)

@@ -55,8 +55,9 @@ class Told(role.Role):
 
 sys.exit(role.run(names.ROUTER, Told))
 """
-SERVES = [b"recover", b"turn 0.0 starting", b"show", b"turn 1.0 active"]
-TAKES_OVER = [b"recover", b"turn 0.0 standby", b"show", b"turn 1.0 active"]
+# Ready before the first turn: of what waits for it its predecessor may have died.
+SERVES = [b"recover", b"turn 0.0 active", b"show", b"turn 1.0 active"]
+TAKES_OVER = SERVES
 
 Processes = list[subprocess.Popen[bytes]]
 

@@ -57,14 +57,17 @@ class Stats:
     block_used_bytes: int
     builds: int
     evictions: int
+    steps: int
+    forms: int
 
 
 class SubjectIndex:
     """An index of its own mapping, closed with close() or the end of a with block."""
 
-    def __init__(self, ports: int, subs_per_port: int, subjects: int) -> None:
+    def __init__(self, ports: int, subs_per_port: int, subjects: int, conns: int = 0) -> None:
         ret = ffi.new("struct index **")
-        conf = ffi.new("struct index_conf *", (ports, subs_per_port, subjects))
+        self._work = ffi.new("uint64_t *")
+        conf = ffi.new("struct index_conf *", (ports, subs_per_port, subjects, conns, self._work))
         _check(lib.index_open(conf, ret))
         self._ix: Any = ret[0]
 
@@ -104,6 +107,15 @@ class SubjectIndex:
             _words(found.conns, found.count),
             tuple(groups),
         )
+
+    def restoring(self, on: bool) -> None:
+        """While it is on, forms are not bounded."""
+        lib.index_restoring(self.pointer, on)
+
+    @property
+    def work(self) -> int:
+        """What matches have cost so far."""
+        return int(self._work[0])
 
     def stats(self) -> Stats:
         """Counts of everything the index holds."""

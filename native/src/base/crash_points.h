@@ -69,6 +69,8 @@ CRASH_POINT(ROUTE_STEP, "route.step", "router")                /* orders appende
 CRASH_POINT(ROUTE_COMMITTED, "route.committed", "router")      /* committed, not sent */
 CRASH_POINT(ROUTE_PART, "route.part", "router")                /* part of a run routed, not committed */
 CRASH_POINT(ROUTE_PIECE, "route.piece", "router")              /* a piece of a very long list committed */
+CRASH_POINT(ASIDE_PUT, "aside.put", "router")                  /* a reference set aside, not committed */
+CRASH_POINT(ASIDE_DONE, "aside.done", "router")                /* one that was set aside is done, and committed */
 CRASH_POINT(CLIENT_OPENED, "client.opened", "router")         /* client stored, not answered */
 CRASH_POINT(CLIENT_CLOSED, "client.closed", "router")         /* client gone, not confirmed */
 CRASH_POINT(SUBSCRIBE_STORED, "routing.subscribe", "router")   /* subscription stored, step not committed */

@@ -47,6 +47,7 @@ enum unread {
     UNREAD_RATE = 16,     /* it sent more than it may (unread.c) */
     UNREAD_CONSUMER = 32, /* it publishes to a consumer that has too much waiting (unread.c, slow.c) */
     UNREAD_NAME = 64,     /* whether the name it asks for is its own is not known yet (names.c) */
+    UNREAD_ROUTER = 128,  /* what it asked of the router takes long (ORDER_WAIT) */
 };
 #define UNREAD_HELD (UNREAD_RATE | UNREAD_CONSUMER) /* it is in the list of unread.c */
 /* Its next frame must not be looked at, even if it lies here already. */

@@ -16,6 +16,21 @@ static void hold_publisher(struct connmgr *cm, const struct order_hold *o)
         unread_for_consumer(cm, &cm->conns[o->publisher], o->consumer, o->consumer_uid);
 }
 
+/* The router says it again while there is reason to, and when there is none any more. */
+static void wait_for_router(struct connmgr *cm, const struct order_conn *o, int on)
+{
+    struct conn *c = &cm->conns[o->conn];
+
+    if (c->uid != o->uid || !c->served)
+        return;
+    if (on) {
+        unread_set(c, UNREAD_ROUTER);
+    } else if (c->unread & UNREAD_ROUTER) {
+        unread_clear(cm, c, UNREAD_ROUTER);
+        input_wake(cm, c);
+    }
+}
+
 static void session_opened(struct connmgr *cm, const struct order_opened *o)
 {
     struct conn *c = &cm->conns[o->conn];
@@ -131,6 +146,10 @@ static void apply(struct connmgr *cm, const struct order *o, uint32_t stamp)
         return;
     case ORDER_PASSED:
         session_passed(cm, (const struct order_conn *)o);
+        return;
+    case ORDER_WAIT:
+    case ORDER_GO_ON:
+        wait_for_router(cm, (const struct order_conn *)o, o->type == ORDER_WAIT);
         return;
     case ORDER_HOLD:
         hold_publisher(cm, (const struct order_hold *)o);

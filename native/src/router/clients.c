@@ -4,12 +4,15 @@
  * the same thing again, leaves the same table and is answered again. So the words are stored
  * at once, not through the redo log. Text longer than the record continues in cells.
  */
+#include "router/aside.h"
 #include "router/instruct.h"
 #include "router/modes/modes.h"
 
 #include "base/crash.h"
 
 #include <errno.h>
+
+#define WORK_DROP 8u /* of a subscription that is taken out */
 
 static uint32_t cells_needed(uint32_t text)
 {
@@ -100,6 +103,7 @@ void clients_drop_sub(struct router *rt, uint32_t port, uint32_t slot, int with_
     struct routing_sub *s = routing_sub(rt->seg, port, slot);
 
     (void)index_remove(rt->index, INDEX_SUB(port, slot));
+    route_forget(rt, INDEX_SUB(port, slot));
     unlink_sub(rt, INDEX_SUB(port, slot), (uint32_t)s->word);
     free_text(rt, s);
     if (with_step) /* a repeated step of messages must find it still there */
@@ -134,6 +138,19 @@ static void ready_client(struct router *rt, uint32_t from, const struct ref_read
         s->word = (uint64_t)from << 32 | r->options;
 }
 
+int clients_drop_some(struct router *rt, uint32_t conn)
+{
+    for (uint32_t n = 0; rt->client_subs[conn] != ROUTER_NONE; n++) {
+        index_sub sub = rt->client_subs[conn];
+
+        if (n == ROUTER_SUBS_A_SLICE)
+            return 1;
+        clients_drop_sub(rt, INDEX_SUB_PORT(sub), INDEX_SUB_SLOT(sub), 0);
+        rt->work += WORK_DROP;
+    }
+    return 0;
+}
+
 static int close_client(struct router *rt, uint32_t from, const struct ref_close *r)
 {
     struct routing_client *s = &routing_clients(rt->seg)[r->conn];
@@ -141,11 +158,8 @@ static int close_client(struct router *rt, uint32_t from, const struct ref_close
     if (s->uid == r->uid) {
         if (modes_conn_involved(rt, r->conn) && !modes_close(rt, from, r))
             return 0;
-        while (rt->client_subs[r->conn] != ROUTER_NONE) {
-            index_sub sub = rt->client_subs[r->conn];
-
-            clients_drop_sub(rt, INDEX_SUB_PORT(sub), INDEX_SUB_SLOT(sub), 0);
-        }
+        if (clients_drop_some(rt, r->conn))
+            return rt->aside_now ? ROUTED_LATER : ROUTED_ASIDE;
         s->uid = 0; /* "client.closed" */
         CRASH(CLIENT_CLOSED);
         rt->stats.sessions_closed++;
@@ -223,7 +237,7 @@ static void pass_hold(struct router *rt, const struct ref_hold *r)
         instruct_hold(rt, (uint32_t)r->publisher_port, r);
 }
 
-/* Handles a reference that is not a message. 1: done; 0: no room for the answer. */
+/* Handles a reference that is not a message: enum routed. */
 int clients_handle(struct router *rt, uint32_t from, const struct ref *r)
 {
     if (!router_room(rt, from, 1))
@@ -258,38 +272,53 @@ int clients_handle(struct router *rt, uint32_t from, const struct ref *r)
     return 1;
 }
 
-/* Rebuilds index, lists and free cells. */
+/* Adds an active subscription of the table to what is derived. */
+static int restore(struct router *rt, uint32_t port, uint32_t slot)
+{
+    static char text[2 * 65536]; /* lengths are 16 bits each */
+    struct routing_sub *s = routing_sub(rt->seg, port, slot);
+    uint8_t *used = (uint8_t *)rt->sorted; /* scratch, zeroed */
+
+    if (s->stamp == rt->seg->step + 1)
+        s->routed = s->base;
+    read_text(rt, s, text);
+    int err = index_add(rt->index, INDEX_SUB(port, slot), (uint32_t)s->word, text, s->subject_len,
+                        text + s->subject_len, s->queue_len);
+
+    if (err)
+        return err;
+    link_sub(rt, INDEX_SUB(port, slot), (uint32_t)s->word);
+    for (uint32_t cell = s->more; cell; cell = routing_cells(rt->seg)[cell - 1].next)
+        used[cell - 1] = 1;
+    rt->start_count++;
+    return 0;
+}
+
+/* Rebuilds index, lists and free cells, some at each call: see router_start(). */
 int clients_start(struct router *rt)
 {
     struct routing *seg = rt->seg;
-    static char text[2 * 65536]; /* lengths are 16 bits each */
+    uint8_t *used = (uint8_t *)rt->sorted;
     uint32_t cells = (uint32_t)seg->cells_high;
-    uint8_t *used = (uint8_t *)rt->sorted; /* scratch, zeroed */
-    int count = 0;
 
-    for (uint32_t m = 0; m < seg->ports; m++) {
-        for (uint32_t slot = 0; slot < seg->subs_high[m]; slot++) {
-            struct routing_sub *s = routing_sub(seg, m, slot);
+    index_restoring(rt->index, 1);
+    for (uint32_t left = ROUTER_STARTS_A_CALL; rt->start_port < seg->ports; rt->start_port++, rt->start_slot = 0)
+        for (; rt->start_slot < seg->subs_high[rt->start_port]; rt->start_slot++) {
+            if (left-- == 0)
+                return 1;
+            if (routing_sub(seg, rt->start_port, rt->start_slot)->word & ROUTING_ACTIVE) {
+                int err = restore(rt, rt->start_port, rt->start_slot);
 
-            if (!(s->word & ROUTING_ACTIVE))
-                continue;
-            if (s->stamp == seg->step + 1)
-                s->routed = s->base;
-            read_text(rt, s, text);
-            int err = index_add(rt->index, INDEX_SUB(m, slot), (uint32_t)s->word, text, s->subject_len,
-                                text + s->subject_len, s->queue_len);
-            if (err)
-                return err;
-            link_sub(rt, INDEX_SUB(m, slot), (uint32_t)s->word);
-            for (uint32_t cell = s->more; cell; cell = routing_cells(seg)[cell - 1].next)
-                used[cell - 1] = 1;
-            count++;
+                if (err)
+                    return err;
+            }
         }
-    }
+    index_restoring(rt->index, 0);
     for (uint32_t cell = cells; cell-- > 0;)
         if (!used[cell])
             rt->cell_free[rt->cell_free_count++] = cell;
     memset(used, 0, cells);
     modes_start(rt);
-    return count;
+    aside_start(rt);
+    return 0;
 }

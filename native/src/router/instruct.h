@@ -68,7 +68,7 @@ struct order *instruct_mode(struct router *rt, uint32_t port, uint32_t sub, uint
 
 /* ---- about connections and subscriptions ---- */
 
-/* ORDER_OPENED, ORDER_PASSED, ORDER_CLOSED, ORDER_NAME_TAKEN, ORDER_NAME_GIVEN */
+/* ORDER_OPENED, ORDER_PASSED, ORDER_CLOSED, ORDER_NAME_TAKEN, ORDER_NAME_GIVEN, ORDER_WAIT, ORDER_GO_ON */
 void instruct_conn(struct router *rt, uint32_t port, enum order_type type, uint32_t conn, uint64_t uid);
 /* ORDER_UNSUBSCRIBED, ORDER_REFUSED; `sub`: slot | epoch << 32 */
 void instruct_sub(struct router *rt, uint32_t port, enum order_type type, uint32_t conn, uint64_t sub);

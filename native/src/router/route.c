@@ -9,6 +9,7 @@
  * its messages is routed for itself, as each is picked for; with very many recipients too. How far a
  * run is routed is part of the place in the input (routing_in).
  */
+#include "router/aside.h"
 #include "router/instruct.h"
 
 #include "base/crash.h"
@@ -18,6 +19,7 @@
 
 #define LIST_MAX ((BATCH_RECORD_MAX - ORDER_BYTES_MIN) / 4)
 #define PICKS_MAX 4096u
+#define WORK_RECIPIENTS 4u /* of a list that is copied, for a unit of work */
 #define RUN_BYTES_MAX (BATCH_BYTES - 128u) /* of one order with its load: there may be a mark beside it */
 
 /* Counts a message on a queue member (R3: redone by base and stamp). */
@@ -116,9 +118,11 @@ uint32_t route_own_sub(struct router *rt, uint32_t conn, const char *subject, ui
     const struct index_match *m = index_match(rt->index, subject, len, index_hash(subject, len));
     index_sub own = ROUTER_NONE;
 
-    for (uint32_t i = 0; i < m->count; i++)
-        if (m->conns[i] == conn && (own == ROUTER_NONE || subject_len(rt, m->subs[i]) > subject_len(rt, own)))
+    for (uint32_t i = 0, longest = 0; i < m->count && longest < len; i++)
+        if (m->conns[i] == conn && (own == ROUTER_NONE || subject_len(rt, m->subs[i]) > longest)) {
             own = m->subs[i];
+            longest = subject_len(rt, own);
+        }
     if (own != ROUTER_NONE)
         return own;
     for (uint32_t g = 0; g < m->group_count; g++)
@@ -176,92 +180,164 @@ void route_drop_spent(struct router *rt)
     }
 }
 
-/* A list so long that no ring can hold it at once: plain recipients go out piece by piece, each
- * piece a step of its own (R4); then the last order of each port. */
-static int route_huge(struct router *rt, uint32_t from, uint64_t handle, const uint32_t *subs, uint32_t count)
+/* ---- lists so long that no ring can hold them at once ----
+ *
+ * Such a message is set aside (aside.h). Its plain recipients are found once, and marked in a bitmap: that
+ * gives the order which must be the same after a restart (R4). They go out piece by piece, each piece a step
+ * of its own, as far as there is room and time; then the last order of each port. */
+
+#define HUGE_LEAVES (BATCH_RING * 5 / 8) /* free batches that pieces leave to others: a list in one step needs half of them */
+
+static uint64_t *list_word(const struct router *rt, const struct list *l, index_sub sub)
 {
-    struct routing_in *in = &rt->seg->in[from];
+    return &l->bits[INDEX_SUB_PORT(sub) * rt->list_words + INDEX_SUB_SLOT(sub) / 64];
+}
+
+void route_forget(struct router *rt, index_sub sub)
+{
+    for (uint32_t i = 0; i < rt->conf.ports; i++)
+        if (__builtin_expect(rt->lists[i].made, 0))
+            *list_word(rt, &rt->lists[i], sub) &= ~(1ULL << sub % 64);
+}
+
+static void list_make(struct router *rt, uint32_t from, const struct ref_message *r, const struct index_match *m)
+{
+    struct list *l = &rt->lists[from];
+
+    for (uint32_t i = 0; i < rt->conf.ports; i++)
+        memset(&l->bits[i * rt->list_words], 0, (size_t)((rt->seg->subs_high[i] + 63) / 64 * 8));
+    for (uint32_t i = 0; i < m->count; i++)
+        if (!(r->flags & REF_NO_ECHO && m->conns[i] == r->conn))
+            *list_word(rt, l, m->subs[i]) |= 1ULL << m->subs[i] % 64;
+    l->made = 1;
+    rt->asides[from].open = rt->aside_now;
+    rt->work += m->count;
+    rt->stats.lists++;
+}
+
+/* The next recipients from `progress` on, all of one port: their number. */
+static uint32_t list_next(const struct router *rt, const struct list *l, uint64_t progress, index_sub *ret_subs)
+{
+    uint32_t port = INDEX_SUB_PORT((uint32_t)progress), slot = INDEX_SUB_SLOT((uint32_t)progress), count = 0;
+
+    for (; port < rt->conf.ports && !count; port++, slot = 0) {
+        uint64_t words = (rt->seg->subs_high[port] + 63) / 64;
+
+        for (uint64_t at = slot / 64; at < words && count < LIST_MAX; at++) {
+            uint64_t bits = l->bits[port * rt->list_words + at];
+
+            if (at == slot / 64)
+                bits &= ~0ULL << slot % 64;
+            for (; bits && count < LIST_MAX; bits &= bits - 1)
+                ret_subs[count++] = INDEX_SUB(port, at * 64 + (uint32_t)__builtin_ctzll(bits));
+        }
+    }
+    return count;
+}
+
+/* The pieces that there is room and time for: enum routed. */
+static int route_pieces(struct router *rt, uint32_t from, uint64_t handle)
+{
+    struct routing_in *in = rt->place;
     struct writer w = {.rt = rt, .handle = handle, .messages = 1};
-    uint32_t at = 0;
+    index_sub subs[LIST_MAX];
+    uint32_t n;
 
-    while (at < count && subs[at] < in->progress)
-        at++;
-    while (at < count) {
-        uint32_t port = INDEX_SUB_PORT(subs[at]), n = 0;
+    while ((n = list_next(rt, &rt->lists[from], in->progress, subs))) {
+        uint32_t port = INDEX_SUB_PORT(subs[0]);
 
-        while (at + n < count && n < LIST_MAX && INDEX_SUB_PORT(subs[at + n]) == port)
-            n++;
-        if (!router_room(rt, port, 2))
-            return 0;
-        write_list(&w, port, subs + at, n, NULL, 0);
+        if (!router_room(rt, port, HUGE_LEAVES))
+            return ROUTED_NO_ROOM;
+        write_list(&w, port, subs, n, NULL, 0);
         instruct_more(w.last);
-        at += n;
-        redo_put(&rt->redo, &in->progress, subs[at - 1] + 1ULL);
+        redo_put(&rt->redo, &in->progress, subs[n - 1] + 1ULL);
         redo_put(&rt->redo, &in->touched, in->touched | 1ULL << port);
         router_commit(rt);
         CRASH(ROUTE_PIECE);
         (void)instruct_send(rt, port, INSTRUCT_ROUTED);
+        rt->stats.deliveries += n;
+        rt->work += n;
+        if (rt->work > rt->work_until)
+            return ROUTED_LATER;
     }
-    return 1;
+    return ROUTED;
 }
 
-static void sift(uint32_t *a, uint32_t at, uint32_t n)
+/* All plain ones are ordered: each list is closed, with the members of groups if there are any. */
+static int close_lists(struct router *rt, uint32_t from, const struct ref_message *r, uint64_t handle, uint64_t hash)
 {
-    for (uint32_t child; (child = 2 * at + 1) < n; at = child) {
-        if (child + 1 < n && a[child + 1] > a[child])
-            child++;
-        if (a[at] >= a[child])
-            return;
-        uint32_t t = a[at];
-        a[at] = a[child];
-        a[child] = t;
+    struct routing_in *in = rt->place;
+    struct writer w = {.rt = rt, .handle = handle, .messages = 1};
+
+    for (uint32_t i = 0; i < rt->conf.ports; i++)
+        if (!router_room(rt, i, BATCH_RING / 4))
+            return ROUTED_NO_ROOM;
+    uint32_t picked = pick_members(rt, index_match(rt->index, r->text, r->subject_len, hash), r), mask = (uint32_t)in->touched;
+
+    for (uint32_t i = 0; i < picked; i++) {
+        route_count_pick(rt, rt->picks[i]);
+        mask |= 1u << INDEX_SUB_PORT(rt->picks[i]);
     }
+    for (; mask; mask &= mask - 1) {
+        uint32_t port = (uint32_t)__builtin_ctz(mask);
+
+        write_list(&w, port, NULL, 0, rt->picks, picked);
+        if (!(w.touched & 1u << port))
+            new_order(&w, port, 0);
+    }
+    rt->lists[from].made = 0;
+    rt->asides[from].open = 0;
+    if (!w.last)
+        return nobody(rt, from, r, handle, 1);
+    redo_put(&rt->redo, &in->progress, 0);
+    redo_put(&rt->redo, &in->touched, 0);
+    instruct_limit(w.last, (uint32_t)__builtin_popcount(w.touched));
+    rt->stats.deliveries += picked;
+    route_drop_spent(rt);
+    return ROUTED;
 }
 
-/* In place and without allocation; the order must be the same after a restart (R4). */
-static void sort_ids(uint32_t *a, uint32_t n)
+/* What cannot be ordered now, because another list of this port is open. */
+static int put_off(const struct router *rt) { return rt->aside_now ? ROUTED_NO_ROOM : ROUTED_ASIDE; }
+
+static int other_open(const struct router *rt, uint32_t from)
 {
-    for (uint32_t i = n / 2; i-- > 0;)
-        sift(a, i, n);
-    for (uint32_t end = n; end-- > 1;) {
-        uint32_t t = a[0];
-        a[0] = a[end];
-        a[end] = t;
-        sift(a, 0, end);
-    }
+    return rt->asides[from].open && rt->asides[from].open != rt->aside_now;
+}
+
+static __attribute__((noinline)) int route_huge(struct router *rt, uint32_t from, const struct ref_message *r,
+                                                const struct index_match *m, uint64_t handle, uint64_t hash)
+{
+    if (!rt->aside_now || other_open(rt, from))
+        return put_off(rt);
+    if (!rt->lists[from].made)
+        list_make(rt, from, r, m ? m : index_match(rt->index, r->text, r->subject_len, hash));
+    int done = route_pieces(rt, from, handle);
+
+    return done == ROUTED ? close_lists(rt, from, r, handle, hash) : done;
 }
 
 static int route_many(struct router *rt, uint32_t from, const struct ref_message *r, const struct index_match *m,
-                      uint64_t handle, uint32_t messages)
+                      uint64_t handle, uint32_t messages, uint64_t hash)
 {
     const uint32_t *subs = m->subs;
     uint32_t count = m->count, mask = 0;
-    int huge = rt->seg->in[from].touched || batches_for(m->count + m->group_count) > BATCH_RING / 2;
 
+    if (rt->place->touched || batches_for(m->count + m->group_count) > BATCH_RING / 2)
+        return route_huge(rt, from, r, m, handle, hash);
+    if (m->count + m->group_count > LIST_MAX && other_open(rt, from)) /* it may go on in a next batch (P3) */
+        return put_off(rt);
     if (r->flags & REF_NO_ECHO) {
         count = without_echo(rt, m, r->conn);
         subs = rt->sorted;
-    } else if (huge) {
-        memcpy(rt->sorted, subs, (size_t)count * 4);
-        subs = rt->sorted;
     }
-    if (!huge) {
-        /* Each pick may also end a membership: an order of four words. */
-        uint32_t need = batches_for(count + 5 * m->group_count);
+    /* Each pick may also end a membership: an order of four words. */
+    uint32_t need = batches_for(count + 5 * m->group_count);
 
-        for (uint32_t i = 0; i < rt->conf.ports; i++)
-            if (!router_room(rt, i, need))
-                return 0;
-    } else {
-        /* What came before it in the batch must not be routed again when the pieces are. */
-        router_commit_at(rt, from, router_at(rt, from, r));
-        sort_ids(rt->sorted, count);
-        if (!route_huge(rt, from, handle, subs, count))
+    for (uint32_t i = 0; i < rt->conf.ports; i++)
+        if (!router_room(rt, i, need))
             return 0;
-        for (uint32_t i = 0; i < rt->conf.ports; i++)
-            if (!router_room(rt, i, BATCH_RING / 4))
-                return 0;
-    }
+    rt->work += (m->count + m->group_count * 8ULL) / WORK_RECIPIENTS;
     uint32_t picked = pick_members(rt, m, r);
     struct writer w = {.rt = rt, .handle = handle, .messages = messages, .size_each = r->size / ref_messages(r),
                        .subject_len = r->subject_len};
@@ -270,19 +346,7 @@ static int route_many(struct router *rt, uint32_t from, const struct ref_message
         route_count_pick(rt, rt->picks[i]);
         mask |= 1u << INDEX_SUB_PORT(rt->picks[i]);
     }
-    if (huge) { /* all plain ones are ordered: close each list, with the picks if there are any */
-        for (uint32_t left = (uint32_t)rt->seg->in[from].touched; left; left &= left - 1) {
-            uint32_t port = (uint32_t)__builtin_ctz(left);
-
-            write_list(&w, port, NULL, 0, rt->picks, picked);
-            if (!(w.touched & 1u << port))
-                new_order(&w, port, 0);
-            mask &= ~(1u << port);
-        }
-        redo_put(&rt->redo, &rt->seg->in[from].progress, 0);
-        redo_put(&rt->redo, &rt->seg->in[from].touched, 0);
-    }
-    for (uint32_t i = 0; !huge && i < count;) {
+    for (uint32_t i = 0; i < count;) {
         uint32_t port = INDEX_SUB_PORT(subs[i]), n = 1;
 
         while (i + n < count && INDEX_SUB_PORT(subs[i + n]) == port)
@@ -306,7 +370,8 @@ static uint32_t together(const struct router *rt, uint32_t from, const struct re
 {
     uint32_t count = ref_messages(r), left = count - rt->routed;
 
-    if (left == 1 || m->group_count || rt->seg->in[from].touched)
+    (void)from;
+    if (left == 1 || m->group_count || rt->place->touched)
         return 1;
     if (m->count == 0)
         return left;
@@ -320,14 +385,14 @@ static uint32_t together(const struct router *rt, uint32_t from, const struct re
 }
 
 static inline int route_some(struct router *rt, uint32_t from, const struct ref_message *r, const struct index_match *m,
-                      uint64_t handle, uint32_t messages)
+                      uint64_t handle, uint32_t messages, uint64_t hash)
 {
-    if (rt->seg->in[from].touched) /* a list that was ordered in part is closed, even if its last recipient has gone */
-        return route_many(rt, from, r, m, handle, messages);
+    if (rt->place->touched) /* a list that was ordered in part is closed, even if its last recipient has gone */
+        return route_huge(rt, from, r, m, handle, hash);
     if (m->count == 0 && m->group_count == 0)
         return nobody(rt, from, r, handle, messages);
     if (m->count != 1 || m->group_count || (r->flags & REF_NO_ECHO && m->conns[0] == r->conn))
-        return route_many(rt, from, r, m, handle, messages);
+        return route_many(rt, from, r, m, handle, messages, hash);
     uint32_t port = INDEX_SUB_PORT(m->subs[0]), sub = INDEX_SUB_SLOT(m->subs[0]);
 
     if (!router_room(rt, port, 0))
@@ -341,20 +406,38 @@ static inline int route_some(struct router *rt, uint32_t from, const struct ref_
     return 1;
 }
 
+/* The message at hand, whose list is being ordered: it is not matched again. */
+static int goes_on(const struct router *rt, uint32_t from)
+{
+    return rt->aside_now && rt->lists[from].made && rt->asides[from].open == rt->aside_now;
+}
+
 static __attribute__((noinline)) int route_run(struct router *rt, uint32_t from, const struct ref_message *r, uint64_t hash)
 {
     for (uint32_t count = ref_messages(r); rt->routed < count;) {
-        const struct index_match *m = index_match(rt->index, r->text, r->subject_len, hash);
-        uint32_t messages = together(rt, from, r, m);
+        uint64_t work = rt->work, handle = r->handle + rt->routed;
+        uint32_t messages = 1;
+        int done;
 
-        if (!route_some(rt, from, r, m, r->handle + rt->routed, messages))
-            return 0;
+        if (__builtin_expect(goes_on(rt, from), 0)) {
+            done = route_huge(rt, from, r, NULL, handle, hash);
+        } else {
+            const struct index_match *m = index_match(rt->index, r->text, r->subject_len, hash);
+
+            messages = together(rt, from, r, m);
+            done = route_some(rt, from, r, m, handle, messages, hash);
+        }
+        if (done != ROUTED)
+            return done;
         rt->routed += messages;
         if (rt->routed == count)
             break;
         CRASH(ROUTE_PART);
         if (rt->redo.count > ROUTER_REDO_SOFT)
             router_commit_at(rt, from, router_at(rt, from, r));
+        if (__builtin_expect(rt->work != work, 0) &&
+            (rt->work > rt->work_until || (rt->aside_now && rt->work - work > ASIDE_DEAR)))
+            return ROUTED_LATER;
     }
     rt->routed = 0;
     return 1;
@@ -364,5 +447,7 @@ int route_message(struct router *rt, uint32_t from, const struct ref_message *r,
 {
     if (r->flags & REF_RUN)
         return route_run(rt, from, r, hash);
-    return route_some(rt, from, r, index_match(rt->index, r->text, r->subject_len, hash), r->handle, 1);
+    if (__builtin_expect(goes_on(rt, from), 0))
+        return route_huge(rt, from, r, NULL, r->handle, hash);
+    return route_some(rt, from, r, index_match(rt->index, r->text, r->subject_len, hash), r->handle, 1, hash);
 }

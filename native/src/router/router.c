@@ -1,4 +1,5 @@
 /* router: opening, the turn, start. See router.h. */
+#include "router/aside.h"
 #include "router/instruct.h"
 #include "router/modes/modes.h"
 
@@ -17,7 +18,6 @@ int router_open(const struct router_conf *conf, struct routing *seg, const int *
                 const int *orders_queues, struct router **ret_rt)
 {
     struct router *rt = reserve(sizeof(*rt));
-    struct index_conf ic = {conf->ports, seg->subs_each, conf->subjects};
     uint64_t subs = (uint64_t)conf->ports * seg->subs_each;
     uint64_t sorted = subs > ROUTING_CELLS ? subs : ROUTING_CELLS;
 
@@ -26,6 +26,7 @@ int router_open(const struct router_conf *conf, struct routing *seg, const int *
     rt->conf = *conf;
     rt->seg = seg;
     rt->spin = spin_make(conf->spin_ns, (int)conf->spin_adaptive);
+    struct index_conf ic = {conf->ports, seg->subs_each, conf->subjects, seg->clients, &rt->work};
     int err = index_open(&ic, &rt->index);
     if (err)
         return err;
@@ -37,6 +38,8 @@ int router_open(const struct router_conf *conf, struct routing *seg, const int *
     if (!rt->chains || !rt->client_subs || !rt->cell_free || !rt->sorted || rt->epoll < 0)
         return -ENOMEM;
     err = modes_open(rt);
+    if (!err)
+        err = aside_open(rt);
     if (err)
         return err;
     memset(rt->client_subs, 0xff, (size_t)seg->clients * 4);
@@ -59,8 +62,12 @@ int router_open(const struct router_conf *conf, struct routing *seg, const int *
 
 const struct router_stats *router_get_stats(const struct router *rt) { return &rt->stats; }
 
+uint32_t router_started(const struct router *rt) { return rt->start_count; }
+
 int router_start(struct router *rt)
 {
+    if (rt->start_port || rt->start_slot)
+        return clients_start(rt);
     rt->stats.found_words = redo_recover(&rt->redo);
     for (uint32_t i = 0; i < rt->conf.ports; i++) {
         struct batch_ring *ring = rt->out[i].ring;
@@ -88,8 +95,9 @@ void router_commit(struct router *rt)
 
 void router_commit_at(struct router *rt, uint32_t from, uint64_t at)
 {
-    struct routing_in *in = &rt->seg->in[from];
+    struct routing_in *in = rt->place;
 
+    (void)from;
     redo_put(&rt->redo, &in->at, at);
     if (in->routed != rt->routed)
         redo_put(&rt->redo, &in->routed, rt->routed);
@@ -127,20 +135,23 @@ static __attribute__((noinline)) int handle_alone(struct router *rt, uint32_t fr
     rt->changing = r->type != REF_MESSAGE;
     int done = r->type == REF_MESSAGE ? modes_message(rt, from, (const struct ref_message *)r, hash) : clients_handle(rt, from, r);
 
-    if (done > 0) {
+    if (done == ROUTED) {
         router_commit_at(rt, from, at + r->bytes);
         CRASH(MODE_COMMITTED);
     }
     return done;
 }
 
-/* Processes the batch in the inbox of port `from`. 1: finished; 0: no room in a ring. */
+/* Processes the batch in the inbox of port `from`: enum routed. */
 static int process(struct router *rt, uint32_t from)
 {
     struct routing_in *in = &rt->seg->in[from];
     const struct batch *b = &routing_lane(rt->seg, from)->inbox.batch;
+    const struct aside *aside = &rt->asides[from];
     int count = scan(rt, b, in->at ? (uint32_t)in->at : BATCH_HEAD);
 
+    rt->place = in;
+    rt->place_base = (const char *)b;
     rt->routed = (uint32_t)in->routed;
     for (int i = 0; i < count; i++) {
         const struct ref *r = batch_ref(b, rt->offsets[i]);
@@ -153,9 +164,12 @@ static int process(struct router *rt, uint32_t from)
             index_prefetch(rt->index, rt->hashes[i + (int)PREFETCH_LINE]);
         if (i + (int)PREFETCH_NODE < count)
             index_prefetch_node(rt->index, rt->hashes[i + (int)PREFETCH_NODE]);
+        uint64_t work = rt->work;
         int done;
 
-        if (__builtin_expect(r->flags & REF_ALONE, 0)) {
+        if (__builtin_expect(aside->entries | aside->costly, 0) && aside_must(rt, from, r)) {
+            done = ROUTED_ASIDE;
+        } else if (__builtin_expect(r->flags & REF_ALONE, 0)) {
             done = handle_alone(rt, from, r, rt->hashes[i]);
         } else {
             if (changes != rt->changing && rt->stepping)
@@ -164,15 +178,24 @@ static int process(struct router *rt, uint32_t from)
             done = message ? route_message(rt, from, m, rt->hashes[i]) : clients_handle(rt, from, r);
         }
 
-        if (done < 0)
-            return done;
-        if (done == 0) {
+        if (__builtin_expect(done != ROUTED, 0)) {
+            if (done == ROUTED_ASIDE && aside_put(rt, from, r))
+                continue;
+            if (done < 0)
+                return done;
             router_commit_at(rt, from, rt->offsets[i]);
-            return 0;
+            return done == ROUTED_LATER ? ROUTED_LATER : ROUTED_NO_ROOM;
         }
         if (message) {
             rt->stats.messages += ref_messages(m);
             rt->bytes += m->size;
+        }
+        if (__builtin_expect(rt->work != work, 0)) {
+            aside_charge(rt, from, r->conn, rt->work - work);
+            if (rt->work > rt->work_until && i + 1 < count) {
+                router_commit_at(rt, from, rt->offsets[i + 1]);
+                return ROUTED_LATER;
+            }
         }
     }
     if (count < 0)
@@ -219,7 +242,8 @@ static int visit(struct router *rt, uint32_t from)
     struct routing_in *in = &rt->seg->in[from];
     struct batch_inbox *inbox = &routing_lane(rt->seg, from)->inbox;
 
-    for (int i = 0; i < ROUTER_BATCHES_A_VISIT; i++) {
+    rt->work_until = rt->work + ROUTER_WORK_A_VISIT;
+    for (int i = 0; i < ROUTER_BATCHES_A_VISIT && rt->work <= rt->work_until; i++) {
         rt->ahead[from] = rt->conf.ports > 1 && !fair_may_go(rt, from);
         if (rt->ahead[from]) {
             rt->holding = 1;
@@ -238,11 +262,13 @@ static int visit(struct router *rt, uint32_t from)
             return done;
         for (uint32_t m = 0; m < rt->conf.ports; m++)
             (void)instruct_send(rt, m, INSTRUCT_ROUTED);
-        if (done == 0) {
+        if (done == ROUTED_NO_ROOM) {
             rt->stuck[from] = 1;
             rt->stats.blocked++;
             return 0;
         }
+        if (done == ROUTED_LATER)
+            return 1;
         fair_account(rt, from, inbox->batch.rounds);
         if (inbox->batch.rounds & BATCH_ROUND_ENDS)
             return 1;
@@ -284,6 +310,12 @@ static int look(struct router *rt)
         if (got < 0)
             return got;
         more |= got;
+        if (__builtin_expect(rt->asides[m].entries != 0, 0)) {
+            got = aside_serve(rt, m);
+            if (got < 0)
+                return got;
+            more |= got;
+        }
     }
     if (TRACE_IF(rt->marked_look))
         router_mark_end(rt);
@@ -294,7 +326,7 @@ static int look(struct router *rt)
             return sent;
         /* Room was made for an input that waits: look again before sleeping. */
         for (uint32_t k = 0; sent > 0 && k < rt->conf.ports; k++)
-            more |= rt->stuck[k];
+            more |= rt->stuck[k] | rt->aside_stuck[k];
     }
     return more;
 }
@@ -357,6 +389,8 @@ int router_turn(struct router *rt, int timeout_ms)
         if (more < 0)
             return more;
         rt->stats.turns++;
+        rt->stats.work += rt->work - rt->work_shown;
+        rt->work_shown = rt->work;
         rt->now_ns = clock_ns();
         int left = rt->now_ns >= until ? 0 : (int)((until - rt->now_ns + 999999) / 1000000);
         if (left == 0)

@@ -7,6 +7,10 @@
  *   route.c       one message to its recipients
  *   instruct.c    the orders themselves, and when they leave
  *   clients.c     clients and their subscriptions
+ *   aside.c       references that would hold up others
+ *
+ * No turn takes long. Whatever a reference costs is counted as work, in units of about 20 ns (index.h); a
+ * visit to a port ends after ROUTER_WORK_A_VISIT of it, also within a batch, and goes on where it stopped.
  *   modes.h       requests that wait for answers, sessions of clients, names
  */
 #ifndef MIDAIR_ROUTER_H
@@ -28,6 +32,18 @@
                                          * than it may have to wait for a core, less than a restart */
 #define ROUTER_REDO_SOFT (REDO_PAIRS_MAX / 2) /* words of a step before it ends; a message adds 4096 at most */
 #define ROUTER_REFS_MAX (BATCH_BYTES / REF_BYTES_MIN)
+#define ROUTER_WORK_A_VISIT 200000u /* of one port before the next: about 4 ms */
+#define ROUTER_WORK_A_SLICE 50000u  /* of what was set aside, in between: about 1 ms */
+#define ROUTER_SUBS_A_SLICE 1024u   /* subscriptions of an ended connection taken out at once */
+#define ROUTER_STARTS_A_CALL 65536u /* slots of subscriptions gone through by one router_start() */
+
+/* What became of a reference. */
+enum routed {
+    ROUTED_NO_ROOM = 0, /* a ring has no room for it: nothing was changed */
+    ROUTED = 1,
+    ROUTED_LATER = 2,   /* it was enough for now: it goes on where it is */
+    ROUTED_ASIDE = 3,   /* it would hold up others; nothing of the message at hand was changed */
+};
 
 API struct router_conf {
     uint32_t ports;
@@ -46,10 +62,36 @@ API struct router_stats { /* only grow */
     uint64_t statuses, names_refused;
     uint64_t found_words;   /* at start: of a committed step that was not finished */
     uint64_t found_batches; /* at start: received and not processed, or not sent */
+    uint64_t lists;         /* of recipients, made for a message that is ordered in pieces */
+    uint64_t set_aside;     /* references that would have held up others */
+    uint64_t work;          /* units of about 20 ns, see index.h */
 };
 
 struct sub_chain { /* derived, per subscription: the list of its client */
     uint32_t next, prev; /* index_sub; ROUTER_NONE ends */
+};
+
+struct aside { /* derived: what was set aside of one port (aside.h) */
+    struct routing_aside *ring;
+    uint64_t tail;        /* with the uncommitted */
+    uint32_t entries;     /* that are not done */
+    uint32_t open;        /* entry whose list of recipients is being ordered; 0: none */
+    uint32_t first, last; /* connections that have some, in turn; 0: none */
+    uint32_t conns;       /* how many */
+    uint64_t costly;      /* some connection has used up its allowance of this window */
+    uint32_t *next;       /* per entry: the next of its connection */
+};
+struct aside_conn { /* derived, per connection */
+    uint32_t first, last; /* of its entries */
+    uint32_t count;
+    uint32_t next;        /* connection after it in turn */
+    uint32_t told;        /* its port was asked not to read it */
+    uint32_t used;        /* work in this window */
+    uint64_t window;
+};
+struct list { /* derived: recipients of the message of one port that is ordered in pieces */
+    uint64_t *bits; /* a bit for each subscription, those of each port from a word on */
+    int made;
 };
 
 struct router {
@@ -76,6 +118,17 @@ struct router {
     uint32_t changing;   /* the step being made holds changes, not messages (R3) */
     uint32_t stepping;   /* something is uncommitted */
     uint32_t routed;     /* messages of the present reference, a run, that are; see routing_in */
+    struct routing_in *place; /* of the present reference: of its port, or of an entry that was set aside */
+    const char *place_base;   /* what `at` is counted from */
+    uint32_t aside_now;       /* entry at hand; 0: the reference is in the inbox */
+    uint64_t work, work_until; /* done so far; where the visit ends */
+    uint64_t work_shown;       /* of it: in stats */
+    struct aside asides[PORTS_MAX];
+    struct aside_conn *aside_conns;
+    int aside_stuck[PORTS_MAX]; /* what was set aside waits for room in a ring */
+    struct list lists[PORTS_MAX];
+    uint64_t list_words;        /* of each port in list.bits */
+    uint32_t start_port, start_slot, start_count; /* how far router_start() is */
     struct sub_chain *chains;  /* by port * subs_each + slot */
     uint32_t *client_subs;    /* first subscription of each client */
     uint32_t *cell_free, cell_free_count;
@@ -95,26 +148,30 @@ struct router {
 
 API int router_open(const struct router_conf *conf, struct routing *seg, const int *refs_queues,
                     const int *orders_queues, struct router **ret_rt);
-/* Rebuilds the index; returns the number of subscriptions, or a negative errno. */
+/* Rebuilds the index, in pieces: 1: there is more, call it again. 0: done. Negative errno. */
 API int router_start(struct router *rt);
+API uint32_t router_started(const struct router *rt); /* subscriptions found so far */
 /* Works for at most timeout_ms, sleeping when there is nothing to do. 0 or negative errno. */
 API int router_turn(struct router *rt, int timeout_ms);
 API const struct router_stats *router_get_stats(const struct router *rt);
 
 /* ---- between the C files ---- */
 void router_commit(struct router *rt);
-/* The same, and the next reference of port `from` is the one at `at` in its batch. */
+/* The same, and the next reference of port `from` is the one at `at` in its batch (or its entry is done). */
 void router_commit_at(struct router *rt, uint32_t from, uint64_t at);
-/* All of a reference. 1: done; 0: a ring has no room for the next message (rt->routed says which of
- * a run), of which nothing was changed. */
+/* All of a reference: enum routed. Of a run rt->routed says which is the message at hand. */
 int route_message(struct router *rt, uint32_t from, const struct ref_message *r, uint64_t hash);
+/* A subscription goes: no list that is being ordered names it. */
+void route_forget(struct router *rt, index_sub sub);
 /* A connection's own subscription that would get a message to `subject`, or ROUTER_NONE. */
 uint32_t route_own_sub(struct router *rt, uint32_t conn, const char *subject, uint32_t len);
 /* Counts a message on a member of a queue group; those that have had their maximum are dropped by
  * the second, after everything of the message is appended. */
 void route_count_pick(struct router *rt, index_sub sub);
 void route_drop_spent(struct router *rt);
-int clients_handle(struct router *rt, uint32_t from, const struct ref *r);
+int clients_handle(struct router *rt, uint32_t from, const struct ref *r); /* enum routed */
+/* Takes out some subscriptions of a connection that has ended. 1: it has more. */
+int clients_drop_some(struct router *rt, uint32_t conn);
 int clients_start(struct router *rt);
 /* with_step: the change becomes valid with the step being made, not at once. */
 void clients_drop_sub(struct router *rt, uint32_t port, uint32_t slot, int with_step);
@@ -123,10 +180,11 @@ void router_mark_begin(struct router *rt, uint32_t from, const struct batch *b);
 void router_mark_end(struct router *rt);
 void router_mark(struct router *rt, struct batch_out *o, uint32_t bytes);
 
-/* Where the reference is in the batch of port `from`. */
+/* Where the reference is in its batch, or entry. */
 static inline uint64_t router_at(const struct router *rt, uint32_t from, const void *r)
 {
-    return (uint64_t)((const char *)r - (const char *)&routing_lane(rt->seg, from)->inbox);
+    (void)from;
+    return (uint64_t)((const char *)r - rt->place_base);
 }
 
 static inline int router_room(const struct router *rt, uint32_t port, uint32_t batches)

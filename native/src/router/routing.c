@@ -22,10 +22,15 @@ static uint64_t requests_at(uint32_t ports, uint32_t clients, uint32_t subs_each
     return cells_at(ports, clients, subs_each) + ROUTING_CELLS * sizeof(struct routing_cell);
 }
 
-uint64_t routing_bytes(uint32_t ports, uint32_t clients, uint32_t subs_each)
+static uint64_t asides_at(uint32_t ports, uint32_t clients, uint32_t subs_each)
 {
     return requests_at(ports, clients, subs_each) + MODE_REQUESTS_MAX * sizeof(struct mode_request) +
            MODE_LEGS_MAX * sizeof(struct mode_leg) + page_up((uint64_t)clients * sizeof(struct mode_name));
+}
+
+uint64_t routing_bytes(uint32_t ports, uint32_t clients, uint32_t subs_each)
+{
+    return asides_at(ports, clients, subs_each) + page_up(ports * sizeof(struct routing_aside));
 }
 
 /* With the format of batches, as in journal.c. */
@@ -33,7 +38,7 @@ uint64_t routing_fingerprint(void)
 {
     return SEGMENT_FINGERPRINT(sizeof(struct routing), sizeof(struct routing_sub), sizeof(struct routing_client),
                                sizeof(struct routing_lane), sizeof(struct mode_request), sizeof(struct mode_leg),
-                               sizeof(struct mode_name), BATCH_VERSION);
+                               sizeof(struct mode_name), sizeof(struct routing_aside), BATCH_VERSION);
 }
 
 void routing_format(struct routing *r, uint32_t ports, uint32_t connmgrs, uint32_t clients, uint32_t subs_each)
@@ -49,6 +54,7 @@ void routing_format(struct routing *r, uint32_t ports, uint32_t connmgrs, uint32
     r->requests_at = requests_at(ports, clients, subs_each);
     r->legs_at = r->requests_at + MODE_REQUESTS_MAX * sizeof(struct mode_request);
     r->names_at = r->legs_at + MODE_LEGS_MAX * sizeof(struct mode_leg);
+    r->asides_at = asides_at(ports, clients, subs_each);
     for (uint32_t i = 0; i < ports; i++) {
         r->kinds[i] = i < connmgrs ? PORT_CONNMGR : PORT_ALONE;
         batch_ring_format(&routing_lane(r, i)->orders);

@@ -2,7 +2,8 @@
  * lists, rebuilt from here at start.
  *
  *   struct routing | per port: inbox, ring of orders (prefaulted) | clients |
- *   subscriptions, one array per port | text cells | requests | legs | names (modes.h)
+ *   subscriptions, one array per port | text cells | requests | legs | names (modes.h) |
+ *   per port: references that were set aside (aside.h)
  *
  * Created by:   the router, under its lease. Mapped and written by: the router alone.
  * Invariants:
@@ -25,6 +26,11 @@
  *   R6  A message of a mode, a name, each deadline that has passed and each leg that is settled
  *       because a connection ended is a step of its own, or shares one with its like: what the
  *       step reads in the tables is committed.
+ *   R7  A reference that would hold up others is set aside: copied behind the tail of its port's aside, in
+ *       the step that passes it in the input. While a connection has references there, all that follow of
+ *       it go there too, so they stay in order. An entry has a place in the input of its own (R4): it is
+ *       done when `at` is past its reference. `head` passes entries that are done. Lists in pieces are
+ *       ordered from there alone, and of one port at most one at a time (P3).
  * Whose turn it is in a queue group is derived state of the index. It starts anew with the router,
  * so R3 does not promise that a repeated step picks the same member. Nothing of the first attempt
  * was visible to anybody. The same goes for who has been idle longest (modes.h).
@@ -88,6 +94,20 @@ struct routing_in {
     uint64_t pad[2];
 };
 
+#define ROUTING_ASIDE_BYTES 1048576u
+#define ROUTING_ASIDE_UNIT 64u
+struct routing_aside { /* one port: a ring of struct aside_entry, R7 */
+    uint64_t head, tail; /* redo: bytes, only grow; place: % ROUTING_ASIDE_BYTES */
+    uint64_t reserved[6];
+    char bytes[ROUTING_ASIDE_BYTES];
+};
+struct aside_entry {
+    struct routing_in in; /* done: bytes of the entry, before `tail`; at: ASIDE_AT, or past the reference */
+    char ref[];           /* a copy of it; none if the entry only fills the ring up to its end */
+};
+#define ASIDE_AT ((uint64_t)sizeof(struct routing_in))
+_Static_assert(sizeof(struct aside_entry) == ROUTING_ASIDE_UNIT, "one unit at least");
+
 struct routing_lane { /* one port */
     struct batch_inbox inbox;
     struct batch_ring orders;
@@ -99,7 +119,8 @@ struct routing {
     uint64_t lanes_at, clients_at, subs_at, cells_at; /* creator, once */
     uint64_t requests_at, legs_at, names_at; /* creator, once */
     uint8_t kinds[PORTS_MAX]; /* creator, once: enum port_kind of each index */
-    uint64_t reserved0[11];
+    uint64_t asides_at; /* creator, once */
+    uint64_t reserved0[10];
     uint64_t step;      /* redo: steps committed */
     uint64_t cells_high; /* single stores, only grow, raised before use */
     uint64_t requests_high, legs_high, names_high; /* high marks, as cells_high */
@@ -182,6 +203,10 @@ static inline struct mode_request *routing_requests(struct routing *r)
 static inline struct mode_leg *routing_legs(struct routing *r)
 {
     return (struct mode_leg *)((char *)r + r->legs_at);
+}
+static inline struct routing_aside *routing_aside(struct routing *r, uint32_t port)
+{
+    return (struct routing_aside *)((char *)r + r->asides_at) + port;
 }
 static inline struct mode_name *routing_names(struct routing *r)
 {

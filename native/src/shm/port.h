@@ -15,8 +15,8 @@
  *   P2  A port lets go of a message after the step that needed it last is committed: it adds its bit
  *       once no order about the message is to come (open_handle) and nothing of the port needs the
  *       body (`needed`). A step that is repeated compares the generation (L3).
- *   P3  Of each source at most one message has orders that go on in a later batch: open_handle. The
- *       router orders one source's messages one after the other.
+ *   P3  Of each source at most one message has orders that go on in a later batch: open_handle. Orders
+ *       about other messages of that source may come in between, if each is within one batch.
  * After a crash: port_recover() finishes a committed step; port_process() finishes the batch in the
  *               inbox, from its beginning or from its commit point on.
  */
@@ -43,7 +43,7 @@ API struct port_log {
     uint64_t done;    /* single store "orders.done": last order batch finished */
     uint64_t reserved1[14];
     uint64_t open_handle[PORTS_MAX]; /* redo, per source: the message whose list of recipients goes on;
-                                      * orders of other sources may come in between */
+                                      * orders about others may come in between (P3) */
     struct redo_log redo;
     struct batch_ring refs;
     struct batch_inbox inbox;
@@ -148,9 +148,16 @@ static inline void port_set_open(struct port *p, uint32_t source, uint64_t handl
 }
 static inline void port_delivered(struct port *p, const struct order *o)
 {
-    port_set_open(p, handle_source(order_handle(o)), o->type & ORDER_MORE ? order_handle(o) : 0);
-    if (!(o->type & ORDER_MORE))
-        port_note(p, o);
+    uint64_t handle = order_handle(o);
+    uint32_t source = handle_source(handle);
+
+    if (o->type & ORDER_MORE) {
+        port_set_open(p, source, handle);
+        return;
+    }
+    if (__builtin_expect(p->open_handle[source] == handle, 0))
+        port_set_open(p, source, 0);
+    port_note(p, o);
 }
 
 API struct port_delivery { /* what an order brings to a port that takes everything alike */

@@ -237,7 +237,9 @@ enum order_type {
     ORDER_STATUS = 15,       /* order_text, then order_said: a message of the router's own */
     ORDER_NAME_GIVEN = 16,   /* order_conn: the name it asked for is its own */
     ORDER_NAME_ASKED = 17,   /* order_name: another client asks for the name of this one: is it alive? */
-    ORDER_LAST = ORDER_NAME_ASKED,
+    ORDER_WAIT = 18,         /* order_conn: it is not to be read until its references are done with */
+    ORDER_GO_ON = 19,        /* order_conn: they are */
+    ORDER_LAST = ORDER_GO_ON,
 };
 #define ORDER_MORE 0x80 /* in type: further recipients of this message follow for this port */
 
@@ -286,7 +288,7 @@ struct order_opened {
     uint64_t uid;
     char text[];
 };
-struct order_conn { /* orders about a connection: PASSED, CLOSED, NAME_TAKEN, NAME_GIVEN */
+struct order_conn { /* orders about a connection: PASSED, CLOSED, NAME_TAKEN, NAME_GIVEN, WAIT, GO_ON */
     uint8_t type, limit;
     uint16_t pad;
     uint32_t conn; /* slot */

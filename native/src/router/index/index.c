@@ -119,6 +119,9 @@ static void layout_all(struct layout *l, struct index *ix, const struct index_co
     ix->nodes = (struct node *)ix->node_slab.base;
     ix->tries = (struct trie *)ix->trie_slab.base;
     ix->queues = (struct queue *)ix->queue_slab.base;
+    layout_slab(l, &ix->form_slab, tries, sizeof(struct form)); /* a trie node has one form */
+    ix->forms = (struct form *)ix->form_slab.base;
+    ix->conn_forms = layout_area(l, conf->conns, sizeof(uint32_t));
     ix->subs = layout_area(l, subs + 1, sizeof(struct sub));
     /* Texts: four units for each subject, shared with long tokens and queue names. Results:
      * a unit for each subject and four entries for each subscription; a result that finds
@@ -151,7 +154,7 @@ static void hash_key_draw(void)
 
 int index_open(const struct index_conf *conf, struct index **ret_ix)
 {
-    struct index sizes = {.ports = conf->ports, .slots = conf->subs_per_port};
+    struct index sizes = {.ports = conf->ports, .slots = conf->subs_per_port, .conns = conf->conns};
     struct layout l = {0};
     uint64_t subs, nodes_bytes = (uint64_t)conf->subjects * sizeof(struct node);
     struct index *ix;
@@ -187,7 +190,10 @@ int index_open(const struct index_conf *conf, struct index **ret_ix)
     pool_init(&ix->texts);
     pool_init(&ix->blocks);
     (void)slab_take(&ix->trie_slab); /* TRIE_ROOT */
+    (void)slab_take(&ix->form_slab); /* FORM_ROOT */
     ix->tries[TRIE_ROOT].bucket = BUCKETS;
+    ix->tries[TRIE_ROOT].form = FORM_ROOT;
+    ix->work = conf->work ? conf->work : &ix->unwatched;
     ix->one.match = (struct index_match){.count = 1, .subs = &ix->one.sub, .conns = &ix->one.conn};
     hash_key_draw();
     *ret_ix = ix;
@@ -254,6 +260,8 @@ static bool sub_same(const struct index *ix, const struct sub *rec, uint32_t con
                       : !rec->queue);
 }
 
+void index_restoring(struct index *ix, int on) { ix->restoring = on; }
+
 int index_add(struct index *ix, index_sub sub, uint32_t conn, const char *subject,
               uint32_t subject_len, const char *queue, uint32_t queue_len)
 {
@@ -268,6 +276,10 @@ int index_add(struct index *ix, index_sub sub, uint32_t conn, const char *subjec
         return sub_same(ix, rec, conn, subject, subject_len, queue, queue_len) ? 0 : -EEXIST;
     if (queue_len && !(name = queue_take(ix, queue, queue_len)))
         return -ENOSPC;
+    ix->forms_new = 0;
+    ix->forms_left = INDEX_FORMS_MAX;
+    if (conn < ix->conns)
+        ix->forms_left = ix->conn_forms[conn] < INDEX_FORMS_EACH ? INDEX_FORMS_EACH - ix->conn_forms[conn] : 0;
     if (trie_wild(subject, subject_len)) {
         if (!(id = trie_insert(ix, subject, subject_len)))
             goto full;
@@ -288,6 +300,9 @@ int index_add(struct index *ix, index_sub sub, uint32_t conn, const char *subjec
     }
     rec->conn = conn;
     rec->queue = name;
+    rec->forms = ix->forms_new;
+    if (rec->forms && conn < ix->conns)
+        ix->conn_forms[conn] += rec->forms;
     ix->subs_used++;
     return 0;
 
@@ -319,6 +334,8 @@ int index_remove(struct index *ix, index_sub sub)
     }
     if (rec->queue)
         queue_drop(ix, rec->queue);
+    if (rec->forms && rec->conn < ix->conns)
+        ix->conn_forms[rec->conn] -= rec->forms;
     *rec = (struct sub){0};
     ix->subs_used--;
     return 0;
@@ -423,5 +440,7 @@ void index_stats(const struct index *ix, struct index_stats *ret_stats)
         .block_used_bytes = (uint64_t)ix->blocks.used_units * UNIT_BYTES,
         .builds = ix->builds,
         .evictions = ix->evictions,
+        .steps = ix->steps,
+        .forms = ix->forms_long,
     };
 }

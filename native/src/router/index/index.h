@@ -26,6 +26,21 @@
  * match nothing: the codec refuses them before they come here. */
 #define INDEX_SUBJECT_MAX 8192u
 
+/* What a match may cost. A walk of the trie visits, at each depth, at most one node for each form: which of
+ * the tokens so far are wildcards. Patterns of INDEX_FORM_FREE tokens have so few forms that they are not
+ * counted. Of longer ones so many are kept, of all connections and of one: a pattern that would bring more
+ * is refused (docs/decisions/0020-bounded-work.md). */
+#define INDEX_FORM_FREE 8u
+#define INDEX_FORMS_MAX 16384u
+#define INDEX_FORMS_EACH 4096u
+#define INDEX_STEPS_MAX ((2u << INDEX_FORM_FREE) - 1 + INDEX_FORMS_MAX) /* trie nodes visited by one match */
+
+/* Work is counted in units of about 20 ns: a trie node visited is INDEX_WORK_STEP, a subscription put into a
+ * result is one, and so are INDEX_WORK_LARGE of a kept one that are given back. */
+#define INDEX_WORK_STEP 4u
+#define INDEX_WORK_LARGE 8u
+#define INDEX_LARGE 4096u /* recipients: smaller results are given back for nothing */
+
 /* A subscription id: port number in the top 5 bits, slot in the low 27. Slots should be
  * dense per port: memory is used up to the highest slot ever used. */
 API typedef uint32_t index_sub;
@@ -42,6 +57,8 @@ API struct index_conf {
     uint32_t subjects;         /* distinct subscribed or recently published subjects, >= 1.
                                 * Also the bound of wildcard trie nodes (twice this) and of
                                 * distinct queue names. */
+    uint32_t conns;            /* connections below this have INDEX_FORMS_EACH; 0: nobody has */
+    uint64_t *work;            /* work is added up here; NULL: nowhere */
 };
 
 /* -EINVAL: a figure out of range. -ENOMEM: not enough address space. */
@@ -52,7 +69,8 @@ API void index_close(struct index *ix); /* NULL is allowed */
  * The subject is already validated (`*` and `>` as whole tokens, `>` last).
  * 0: it is there (also when it was there already with the same subject, queue and conn).
  * Else nothing has changed:
- * -EEXIST: this id is there with another subject, queue or conn. -ENOSPC: a pool is full.
+ * -EEXIST: this id is there with another subject, queue or conn. -ENOSPC: a pool is full, or its form
+ * is one too many.
  * -EINVAL: id out of range of conf, or an empty subject. -ENAMETOOLONG. */
 API int index_add(struct index *ix, index_sub sub, uint32_t conn, const char *subject,
                   uint32_t subject_len, const char *queue, uint32_t queue_len);
@@ -60,6 +78,9 @@ API int index_add(struct index *ix, index_sub sub, uint32_t conn, const char *su
 /* -ENOENT: it was not there (harmless). -EINVAL: id out of range of conf. O(1), plus the
  * number of tokens when it was the last one on its wildcard subject. */
 API int index_remove(struct index *ix, index_sub sub);
+
+/* While `on`, forms are not bounded: what a table holds was accepted, in whatever order it is added again. */
+API void index_restoring(struct index *ix, int on);
 
 /* One queue group: exactly one of its members gets the message. */
 API struct index_group {
@@ -119,6 +140,8 @@ API struct index_stats {
     uint64_t block_used_bytes; /* pool of results */
     uint64_t builds;           /* results built: a match that was no cache hit */
     uint64_t evictions;        /* cached subjects or results given up for room */
+    uint64_t steps;            /* trie nodes visited by matches */
+    uint32_t forms;            /* of patterns longer than INDEX_FORM_FREE, each beginning counted */
 };
 API void index_stats(const struct index *ix, struct index_stats *ret_stats);
 

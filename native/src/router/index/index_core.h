@@ -8,6 +8,8 @@
  *         over (parent, token), `*` and `>` edges are fields.      index_trie.c
  * result  none or one recipient: inside the node. More: a block of a pool, complete with
  *         the struct index_match that is returned. No room: scratch. index_result.c
+ * form    which tokens of a pattern are wildcards; a binary trie beside the trie. What a match costs
+ *         is bounded by how many there are.                         index_form.c
  * sub     one record per subscription id: links of its owner's list. index.c
  * queue   one per distinct queue name, counted.                    index_node.c
  *
@@ -40,6 +42,7 @@
 #define STAMP_STALE UINT64_MAX
 #define OWNER_TRIE (1u << 31) /* owner of a sub: a trie node, not a node */
 #define TRIE_ROOT 1u          /* ids begin at 1 everywhere, 0 is none */
+#define FORM_ROOT 1u
 #define UNIT_BYTES 64u        /* smallest piece of a pool */
 #define ORDERS 27u            /* powers of two of a unit */
 
@@ -135,12 +138,20 @@ struct trie {
     uint32_t link; /* first sub whose pattern ends here */
     uint32_t parent, star, rest; /* rest: the child for `>` */
     uint32_t children;           /* number of literal ones */
-    uint32_t tag;                /* of its edge, when literal */
+    uint32_t form;               /* of the tokens up to here; 0 for `>`, which costs no visit */
     uint16_t len;
     uint16_t bucket;             /* the counter a change of a sub here raises */
     char text[TEXT_INLINE];
 };
 _Static_assert(sizeof(struct trie) == 64, "one cache line");
+
+struct form {
+    uint32_t tries;    /* trie nodes of this form; none, but for the root: it is free */
+    uint32_t parent;
+    uint32_t child[2]; /* by whether the next token is a wildcard */
+    uint16_t depth;
+    uint16_t pad;
+};
 
 struct queue {
     uint32_t refs;    /* subs that use it */
@@ -158,6 +169,7 @@ struct sub {
     uint32_t next, prev; /* position + 1; the first one's prev is the last */
     uint32_t conn;
     uint32_t queue; /* 0: plain */
+    uint32_t forms; /* counted ones that came with it */
 };
 
 struct block {
@@ -188,10 +200,15 @@ struct index {
     } one; /* the scratch of a single recipient; pointers set at open */
     struct index_match none;
     /* Changes and builds. */
-    struct slab node_slab, trie_slab, queue_slab;
+    struct slab node_slab, trie_slab, queue_slab, form_slab;
     struct table edges, queue_table;
     struct trie *tries;
     struct queue *queues;
+    struct form *forms;
+    uint32_t *conn_forms;  /* counted ones that came with the subs of each connection */
+    uint32_t forms_long;   /* counted ones: of more than INDEX_FORM_FREE tokens */
+    uint32_t forms_new;    /* of those: that the pattern being added has brought, */
+    uint32_t forms_left;   /* and that it may still bring */
     struct sub *subs;
     struct ring cached, blocked;
     uint16_t *seen; /* part of the hash of a subject seen once */
@@ -205,7 +222,10 @@ struct index {
     struct token *tokens;    /* scratch: of the subject at work */
     struct visit *visits;    /* scratch: stack of the trie walk */
     uint32_t ports, slots, slot_shift, subs_max, subs_used;
-    uint64_t builds, evictions;
+    uint64_t builds, evictions, steps;
+    uint64_t *work, unwatched; /* where work is added up */
+    uint32_t conns;
+    int restoring;
     uint64_t map_bytes;
     void *map;
 };
@@ -308,7 +328,11 @@ static inline const struct index_match *result_of(struct index *ix, struct node 
         return one_fill(ix, n->result, n->conn);
     if ((n->state & RESULT_BITS) == RESULT_NONE)
         return &ix->none;
-    return &((struct block *)pool_at(&ix->blocks, n->result))->match;
+    const struct index_match *match = &((struct block *)pool_at(&ix->blocks, n->result))->match;
+
+    if (__builtin_expect(match->count > INDEX_LARGE, 0)) /* whoever asked goes through all of it */
+        *ix->work += match->count / INDEX_WORK_LARGE;
+    return match;
 }
 
 /* Where the first dot of a word is, times 8 plus 7, as a bit; 0: there is none. Only bits
@@ -371,6 +395,10 @@ uint32_t trie_find(const struct index *ix, const char *pattern, uint32_t len);
 uint32_t trie_insert(struct index *ix, const char *pattern, uint32_t len); /* 0: no room */
 void trie_prune(struct index *ix, uint32_t id);
 uint32_t trie_collect(struct index *ix, const char *subject, uint32_t len, uint32_t count);
+
+/* index_form.c. form_take: the form with one token more; 0: it would be one too many. */
+uint32_t form_take(struct index *ix, uint32_t parent, bool wild);
+void form_give(struct index *ix, uint32_t id); /* of a trie node that goes; 0 is allowed */
 
 /* index_result.c. Both use the first `count` of ix->sources. */
 const struct index_match *result_scratch(struct index *ix, uint32_t count);

@@ -57,6 +57,7 @@ static void shape_take(struct index *ix, uint32_t count, struct shape *ret_shape
             pos1 = sub->next;
         }
     }
+    *ix->work += s->plain + s->members;
 }
 
 static uint64_t shape_bytes(const struct shape *s)

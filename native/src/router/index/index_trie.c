@@ -97,24 +97,29 @@ static uint32_t child_new(struct index *ix, uint32_t parent, const char *pattern
         return 0;
     t->parent = parent;
     t->bucket = ix->tries[parent].bucket;
-    if (token_is(pattern, token, SUBJECT_ANY)) {
-        ix->tries[parent].star = id;
-        return id;
-    }
     if (token.end == len && token_is(pattern, token, SUBJECT_REST)) {
         ix->tries[parent].rest = id;
         return id;
     }
+    t->form = form_take(ix, ix->tries[parent].form, token_is(pattern, token, SUBJECT_ANY));
+    if (!t->form) {
+        slab_give(&ix->trie_slab, id);
+        return 0;
+    }
+    if (token_is(pattern, token, SUBJECT_ANY)) {
+        ix->tries[parent].star = id;
+        return id;
+    }
     if (!text_put(ix, t->text, pattern + token.start, size)) {
+        form_give(ix, t->form);
         slab_give(&ix->trie_slab, id);
         return 0;
     }
     hash = index_hash(pattern + token.start, size);
     t->len = (uint16_t)size;
-    t->tag = edge_tag(parent, hash);
     t->bucket = child_bucket(ix, parent, hash);
     ix->tries[parent].children++;
-    table_insert(&ix->edges, t->tag, id);
+    table_insert(&ix->edges, edge_tag(parent, hash), id);
     return id;
 }
 
@@ -151,9 +156,10 @@ void trie_prune(struct index *ix, uint32_t id)
             p->rest = 0;
         } else {
             p->children--;
-            table_delete(&ix->edges, t->tag, id);
+            table_delete(&ix->edges, edge_tag(parent, index_hash(text_at(ix, t->text, t->len), t->len)), id);
             text_drop(ix, t->text, t->len);
         }
+        form_give(ix, t->form);
         slab_give(&ix->trie_slab, id);
         id = parent;
     }
@@ -166,10 +172,17 @@ static int has_empty_token(const char *subject, uint32_t len)
            memmem(subject, len, "..", 2) != NULL;
 }
 
+static uint32_t walked(struct index *ix, uint32_t steps, uint32_t count)
+{
+    ix->steps += steps;
+    *ix->work += (uint64_t)steps * INDEX_WORK_STEP;
+    return count;
+}
+
 /* Adds the lists of all patterns that match to ix->sources and returns the new count. A
  * depth-first walk; each step leaves at most one node behind on the stack, at a depth that
  * is on no other, so the stack is bounded by the number of tokens. Tokens are found, and
- * hashed, when the walk first needs them: a pattern `a.>` costs one token. */
+ * hashed, when the walk first needs them: a pattern `a.>` costs one token. Visits at most INDEX_STEPS_MAX nodes. */
 uint32_t trie_collect(struct index *ix, const char *subject, uint32_t len, uint32_t count)
 {
     if (has_empty_token(subject, len))
@@ -177,7 +190,7 @@ uint32_t trie_collect(struct index *ix, const char *subject, uint32_t len, uint3
     const struct trie *tries = ix->tries;
     struct visit *visits = ix->visits;
     uint32_t *sources = ix->sources;
-    uint32_t known = 0, top = 0, id = TRIE_ROOT, depth = 0;
+    uint32_t known = 0, top = 0, id = TRIE_ROOT, depth = 0, steps = 0;
 
     /* At each visit there is a token at this depth: nodes are visited only if one remains. */
     for (;;) {
@@ -185,6 +198,7 @@ uint32_t trie_collect(struct index *ix, const char *subject, uint32_t len, uint3
         struct token *token = &ix->tokens[depth];
         uint32_t literal = 0;
 
+        steps++;
         if (t->rest)
             sources[count++] = tries[t->rest].link;
         if (t->star | t->children) {
@@ -218,7 +232,7 @@ uint32_t trie_collect(struct index *ix, const char *subject, uint32_t len, uint3
             }
         }
         if (!top)
-            return count;
+            return walked(ix, steps, count);
         top--;
         id = visits[top].trie;
         depth = visits[top].depth;

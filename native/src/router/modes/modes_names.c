@@ -216,7 +216,7 @@ int modes_list_clients(struct router *rt, uint32_t from, const struct ref_messag
     const uint32_t prefix = sizeof MODE_CLIENTS_SUBJECT; /* with the dot */
     const char *name = r->text + prefix, *reply = ref_reply(r);
     uint32_t len = r->subject_len > prefix ? r->subject_len - prefix : 0;
-    struct routing_in *in = &rt->seg->in[from];
+    struct routing_in *in = rt->place;
     uint64_t at = in->listed;
     index_sub sub = r->reply_len ? route_own_sub(rt, r->conn, reply, r->reply_len) : ROUTER_NONE;
 

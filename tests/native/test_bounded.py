@@ -1,0 +1,155 @@
+"""What a message may cost the router, and what becomes of one that costs more than others wait for.
+
+Everything is real but the processes (bench/rig.py). Costs are counted, not timed: the index counts the
+trie nodes it visits, the router the lists it makes and the work it does.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import socket
+from collections import Counter
+
+import pytest
+
+from bench.rig import CONFIG, Rig
+from native import lib
+from tests.support.index import SubjectIndex, sub_id
+
+LARGE = CONFIG.with_("connmgr", subscriptions=2**18, output_bytes=256 * 2**20).with_(
+    "limits", max_pending=2**30
+)
+MANY = 100_000  # subscriptions: a list of so many is longer than a ring of batches
+
+
+def forms(tokens: int) -> list[bytes]:
+    """`(a|*)` so many tokens deep: patterns that differ in nothing but their wildcards."""
+    return [b".".join(it) for it in itertools.product((b"a", b"*"), repeat=tokens)]
+
+
+# ---- matching ----
+
+
+def test_a_match_visits_no_more_nodes_than_there_are_forms() -> None:
+    """2^14 patterns, and subjects that match none of them: of a walk of 2^15 a part is left."""
+    with SubjectIndex(1, 2**15, 2**16, conns=16) as ix:
+        refused = Counter[int]()
+        for slot, pattern in enumerate(forms(14)):
+            conn = slot % 8
+            try:
+                ix.add(sub_id(0, slot), conn, pattern + b".end")
+            except OSError:
+                refused[conn] += 1
+        assert set(refused) == set(range(8))
+        before = ix.stats().steps
+        assert ix.match(b"a." * 14 + b"other").subs == ()
+        steps = ix.stats().steps - before
+        assert 1000 < steps <= lib.INDEX_STEPS_MAX
+
+
+def test_a_connection_has_its_share_of_forms_and_no_more() -> None:
+    """One that uses up its own leaves room for the others, and gets its share back."""
+    with SubjectIndex(1, 2**15, 2**16, conns=4) as ix:
+        added = []
+        for slot, pattern in enumerate(forms(13)):
+            try:
+                ix.add(sub_id(0, slot), 1, pattern)
+                added.append(slot)
+            except OSError:
+                break
+        assert 1 < len(added) < 2**13
+        assert ix.stats().forms <= lib.INDEX_FORMS_EACH
+        new = b".".join((b"*", b"b") * 10)
+        with pytest.raises(OSError, match=r"\[Errno 28\]"):
+            ix.add(sub_id(0, 2**14), 1, new)
+        ix.add(sub_id(0, 2**14), 2, new)
+        for slot in added:
+            ix.remove(sub_id(0, slot))
+        ix.add(sub_id(0, 0), 1, b".".join((b"b", b"*") * 10))
+        ix.remove(sub_id(0, 0))
+        ix.remove(sub_id(0, 2**14))
+        assert (ix.stats().forms, ix.stats().trie_nodes) == (0, 0)
+
+
+def test_ordinary_patterns_are_never_refused() -> None:
+    """Every form of eight tokens, and very many patterns of the same form, however long."""
+    with SubjectIndex(1, 2**17, 2**18, conns=4) as ix:
+        slots = itertools.count()
+        for pattern in forms(8):
+            ix.add(sub_id(0, next(slots)), 1, pattern)
+            ix.add(sub_id(0, next(slots)), 1, pattern + b".>")
+        for n in range(40_000):
+            pattern = b"site.%d.floor.2.room.3.device.*.sensor.%d.*.value" % (n, n)
+            ix.add(sub_id(0, next(slots)), 1, pattern)
+        assert ix.stats().forms == 4  # the tokens behind the eighth, of one form
+        before = ix.stats().steps
+        found = ix.match(b"site.7.floor.2.room.3.device.x.sensor.7.y.value")
+        assert len(found.subs) == 1 + 1  # and `*.*.*.*.*.*.*.*.>`
+        assert ix.stats().steps - before < 30
+
+
+def test_what_a_table_holds_is_added_again() -> None:
+    """In another order than it was accepted in, and by a version that has other bounds."""
+    with SubjectIndex(1, 2**15, 2**16, conns=4) as ix:
+        ix.restoring(True)
+        for slot, pattern in enumerate(forms(13)):
+            ix.add(sub_id(0, slot), 1, pattern)
+        ix.restoring(False)
+        assert len(ix.match(b".".join([b"a"] * 13)).subs) == 2**13
+        for slot in range(2**13):
+            ix.remove(sub_id(0, slot))
+        assert ix.stats().forms == 0
+
+
+# ---- lists of recipients that are longer than a ring ----
+
+
+def subscribe(rig: Rig, client: socket.socket, count: int, subject: bytes) -> None:
+    for at in range(0, count, 1000):
+        rig.send(client, b"".join(b"SUB %s %d\r\n" % (subject, n) for n in range(at, at + 1000)))
+        for _ in range(4):
+            rig.turn_connmgr()
+            rig.turn_router()
+    rig.send(client, b"PING\r\n")
+    rig.settle(client, b"PONG\r\n")
+
+
+def got(data: bytes) -> Counter[tuple[bytes, bytes]]:
+    """How often each subscription got each body, which is a digit."""
+    return Counter(re.findall(rb"MSG all (\d+) 1\r\n(\d)\r\n", data))
+
+
+def test_a_long_list_is_made_once() -> None:
+    """However often its ring is full, and it is matched, sorted and copied no more than that."""
+    with Rig(config=LARGE) as rig:
+        client = rig.open()
+        subscribe(rig, client, MANY, b"all")
+        before = rig.router.stats()
+        rig.send(client, b"PUB all 1\r\n1\r\nPUB all 1\r\n2\r\nPING\r\n")
+        data = rig.settle(client, b"PONG\r\n")
+        after = rig.router.stats()
+    assert got(data) == {(b"%d" % n, body): 1 for n in range(MANY) for body in (b"1", b"2")}
+    assert after["lists"] - before["lists"] == 2
+    assert after["messages"] - before["messages"] == 2
+    # For each message: the list is built, marked and written once; a part of that for the matches.
+    assert after["work"] - before["work"] < 2 * 4 * MANY
+
+
+def test_others_go_on_beside_a_long_list() -> None:
+    """A newcomer is greeted, and a quiet flow goes on, while twenty long lists wait."""
+    with Rig(config=LARGE) as rig:
+        client, quiet = rig.open(), rig.open(b"SUB quiet 1")
+        subscribe(rig, client, MANY, b"all")
+        rig.send(client, b"PUB all 1\r\n1\r\n" * 20 + b"PING\r\n")
+        rig.turn_connmgr()
+        rig.turn_router()
+        for _ in range(10):
+            said = b"PUB quiet 1\r\n5\r\nPING\r\n"
+            rig.send(quiet, said)
+            assert rig.settle(quiet, b"PONG\r\n") == b"MSG quiet 1 1\r\n5\r\nPONG\r\n"
+            rig.leave(rig.open())  # it was greeted, and got its PONG
+        data = rig.peek(client)
+        assert b"PONG" not in data, "the lists were there all the time"
+        data += rig.settle(client, b"PONG\r\n")
+    assert got(data) == {(b"%d" % n, b"1"): 20 for n in range(MANY)}
