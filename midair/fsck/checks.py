@@ -60,6 +60,8 @@ CHECKS: dict[str, Check] = {
     "inbox_batch": Check("B4", "{inbox}, batch {1}: at byte {2} is no record (type {3})"),
     "in_at": Check("R4", "{inbox}: goes on at byte {1} after batch {2}, where no record begins"),
     "in_progress": Check("R4", "{inbox}: {1} recipients ordered of no message, after batch {2}"),
+    "aside": Check("R7", "{inbox}: set aside from {1} to {2}, which is no ring"),
+    "aside_entry": Check("R7", "{inbox}: set aside at {1}: no reference ({2} bytes, {3})"),
     "applied": Check("J5", "applied is {4}, done is {5}"),
     "applied_inbox": Check("J5", "batch {0} is applied and not done, but {1} is in the inbox"),
     "open_handle": Check("L2", "the list of recipients of {message} goes on, but it is freed"),

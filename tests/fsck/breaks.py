@@ -208,6 +208,16 @@ def _(s: Segments, _at: Places) -> None:
     s.set(getattr(s.routing, "in")[1], "progress", 5)
 
 
+@breaks("aside", "R7", "routing")
+def _(s: Segments, _at: Places) -> None:
+    s.set(s.aside(0), "tail", 2 * 2**20)
+
+
+@breaks("aside_entry", "R7", "routing")
+def _(s: Segments, _at: Places) -> None:
+    s.set(s.aside(1), "tail", 128)
+
+
 @breaks("applied", "J5", "journal.0")
 def _(s: Segments, _at: Places) -> None:
     s.set(s.journals[0].port, "applied", s.journals[0].port.done + 2)

@@ -186,6 +186,9 @@ class Segments:
     def names(self) -> Any:
         return self._at(self.routing, self.routing.names_at, "struct mode_name *")
 
+    def aside(self, n: int) -> Any:
+        return self._at(self.routing, self.routing.asides_at, "struct routing_aside *") + n
+
     def routing_subs(self, n: int) -> Any:
         first = self._at(self.routing, self.routing.subs_at, "struct routing_sub *")
         return first + n * self.routing.subs_each

@@ -198,7 +198,8 @@ static int add_routing(struct fsck *f, struct routing *r, uint64_t bytes)
         r->cells_at != r->subs_at + page_up((uint64_t)r->ports * r->subs_each * sizeof(struct routing_sub)) ||
         r->requests_at != r->cells_at + ROUTING_CELLS * sizeof(struct routing_cell) ||
         r->legs_at != r->requests_at + MODE_REQUESTS_MAX * sizeof(struct mode_request) ||
-        r->names_at != r->legs_at + MODE_LEGS_MAX * sizeof(struct mode_leg))
+        r->names_at != r->legs_at + MODE_LEGS_MAX * sizeof(struct mode_leg) ||
+        r->asides_at != r->names_at + page_up((uint64_t)r->clients * sizeof(struct mode_name)))
         return 2;
     const uint64_t *marks[] = {&r->requests_high, &r->legs_high, &r->names_high};
     const uint64_t bounds[] = {MODE_REQUESTS_MAX, MODE_LEGS_MAX, r->clients};

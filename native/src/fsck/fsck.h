@@ -53,6 +53,8 @@ API enum fsck_code { /* what `where` holds; its first four words tell one findin
     FSCK_INBOX_BATCH,     /* lane, seq, offset, type */
     FSCK_IN_AT,           /* lane, at, done */
     FSCK_IN_PROGRESS,     /* lane, progress, done */
+    FSCK_ASIDE,           /* lane, head, tail */
+    FSCK_ASIDE_ENTRY,     /* lane, offset, bytes, at */
     FSCK_APPLIED,         /* -; applied, done */
     FSCK_APPLIED_INBOX,   /* applied, seq in the inbox */
     FSCK_OPEN_HANDLE,     /* handle */
@@ -203,7 +205,7 @@ void fsck_chunks(struct fsck *f, uint32_t n); /* chains, words, entries: what is
 void fsck_leaks(struct fsck *f);              /* last: who was not met on the way */
 /* 1: alive in that generation, and noted as met; 0: not alive; -1: no such entry. */
 int fsck_meet(struct fsck *f, uint64_t handle);
-void fsck_refs(struct fsck *f, uint32_t n);   /* ring of connmgr n, inbox of the router */
+void fsck_refs(struct fsck *f, uint32_t n);   /* ring of connmgr n, inbox of the router, what it set aside */
 void fsck_orders(struct fsck *f, uint32_t n); /* ring of the router, inbox of connmgr n */
 void fsck_conns(struct fsck *f, uint32_t n);
 void fsck_subs_begin(struct fsck *f, uint32_t n); /* before the references are read */

@@ -428,7 +428,62 @@ static void check_lane(struct fsck *f, uint32_t n, int orders)
         check_inbox(f, &l);
 }
 
-void fsck_refs(struct fsck *f, uint32_t n) { check_lane(f, n, 0); }
+/* ---- what was set aside (R7) ---- */
+
+/* The entry at `at`; its bytes, or 0 if it is none. */
+static uint64_t take_entry(struct fsck *f, uint32_t n, const struct aside_entry *e, uint64_t left)
+{
+    uint64_t bytes = fsck_load(&e->in.done), at = fsck_load(&e->in.at), routed = fsck_load(&e->in.routed);
+
+    if (bytes < ROUTING_ASIDE_UNIT || bytes % ROUTING_ASIDE_UNIT || bytes > left)
+        return 0;
+    if (at != ASIDE_AT) /* done, or only there to fill the ring */
+        return bytes;
+    if (bytes > sizeof(*e) + BATCH_BYTES)
+        return 0;
+    memcpy((char *)&f->batch + BATCH_HEAD, e->ref, bytes - sizeof(*e) < BATCH_RECORD_MAX ? bytes - sizeof(*e) : BATCH_RECORD_MAX);
+    const struct ref *r = batch_ref(&f->batch, BATCH_HEAD);
+    const struct ref_message *m = (const struct ref_message *)r;
+    uint32_t size = ref_size(r);
+
+    if (!size || sizeof(*e) + size > bytes)
+        return 0;
+    for (uint64_t i = routed; r->type == REF_MESSAGE && i < ref_messages(m); i++)
+        (void)fsck_meet(f, m->handle + i);
+    if (r->type == REF_SUBSCRIBE)
+        note_change(f, n, ((const struct ref_subscribe *)r)->sub);
+    return bytes;
+}
+
+static void check_aside(struct fsck *f, uint32_t n)
+{
+    const struct routing_aside *a = routing_aside(f->routing, n);
+    struct lane l = lane_of(f, n, 0);
+    uint64_t head = fsck_load(&a->head), tail = fsck_load(&a->tail), bytes;
+
+    if (tail < head || tail - head > ROUTING_ASIDE_BYTES || head % ROUTING_ASIDE_UNIT || tail % ROUTING_ASIDE_UNIT) {
+        say(f, &l, 1, FSCK_ASIDE, head, tail);
+        return;
+    }
+    for (uint64_t at = head; at < tail; at += bytes) {
+        uint64_t place = at % ROUTING_ASIDE_BYTES, end = ROUTING_ASIDE_BYTES - place;
+        const struct aside_entry *e = (const struct aside_entry *)(a->bytes + place);
+
+        bytes = take_entry(f, n, e, end < tail - at ? end : tail - at);
+        if (bytes)
+            continue;
+        if (fsck_load(&a->head) <= at) /* else it is done, and its place was used again */
+            say(f, &l, 1, FSCK_ASIDE_ENTRY, at, fsck_load(&e->in.done), fsck_load(&e->in.at));
+        return;
+    }
+}
+
+void fsck_refs(struct fsck *f, uint32_t n)
+{
+    check_lane(f, n, 0);
+    if (f->routing && n < f->routing->ports)
+        check_aside(f, n);
+}
 
 void fsck_orders(struct fsck *f, uint32_t n)
 {
