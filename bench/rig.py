@@ -71,15 +71,7 @@ class Rig:
         subscriptions = config.connmgr.subscriptions
         refs, orders = (queue.fd for queue in self._queues)
         self._routing = open_routing(runtime, 1, limits.max_connections, subscriptions)
-        self.router = Router(
-            self._routing,
-            1,
-            config.router.subjects,
-            0,
-            False,
-            refs=[refs],
-            orders=[orders],
-        )
+        self.router = self.successor()
         self.router.start()
         self._journal = native.open_journal(
             runtime, 0, limits.max_connections, subscriptions, config.connmgr.output_bytes
@@ -110,6 +102,19 @@ class Rig:
         self.connmgr.add_arena(0, self._arena)
         self.connmgr.load()
         self.connmgr.start()
+
+    def successor(self) -> Router:
+        """Another router over the same segment and queues, for when the present one is not used again."""
+        refs, orders = (queue.fd for queue in self._queues)
+        return Router(
+            self._routing,
+            1,
+            self.config.router.subjects,
+            0,
+            False,
+            refs=[refs],
+            orders=[orders],
+        )
 
     def __enter__(self) -> Self:
         return self

@@ -50,6 +50,17 @@ def test_kill_at(storm: Storm, point: str) -> None:
         storm.crash_at("connmgr/*", point, chance.randint(1, 40))
 
 
+@pytest.mark.parametrize("point", ["route.piece", "aside.put", "aside.done", "redo.commit"])
+def test_kill_the_router_within_a_list(storm: Storm, point: str) -> None:
+    """What goes past the router goes on beside the list; every subscription gets each message once."""
+    client = storm.add("huge", 100 * SEED + 60)
+    storm.crash_at("router", point, random.Random(f"{SEED} list {point}").randint(1, 20))
+    storm.clients.remove(client)
+    client.send_signal(signal.SIGTERM)
+    out, _ = client.communicate(timeout=90)
+    assert client.returncode == 0, out
+
+
 @pytest.mark.parametrize("component", ["router", "connmgr/0", "dispatcher", "keeper"])
 def test_kill_anywhere(storm: Storm, component: str) -> None:
     for _ in range(10):

@@ -153,3 +153,79 @@ def test_others_go_on_beside_a_long_list() -> None:
         assert b"PONG" not in data, "the lists were there all the time"
         data += rig.settle(client, b"PONG\r\n")
     assert got(data) == {(b"%d" % n, b"1"): 20 for n in range(MANY)}
+
+
+def test_who_makes_the_router_work_waits_for_it_alone() -> None:
+    """Each message of one client has a large result built anew; it is set aside, and held back."""
+    with Rig(config=LARGE) as rig:
+        client, quiet = rig.open(), rig.open()
+        subscribe(rig, client, 40_000, b"all work")  # a queue group: each message has one recipient
+        rounds = 200
+        said = b"".join(b"SUB *.%d 1\r\nPUB all 1\r\n1\r\nUNSUB 1\r\n" % n for n in range(rounds))
+        rig.send(client, said + b"PING\r\n")
+        before = rig.router.stats()["set_aside"]
+        rig.turn_connmgr()
+        rig.send(quiet, b"PING\r\n")
+        rig.settle(quiet, b"PONG\r\n")
+        data = rig.peek(client)
+        assert b"PONG" not in data
+        assert rig.router.stats()["set_aside"] - before > rounds
+        data += rig.settle(client, b"PONG\r\n")
+    assert data.count(b"MSG all ") == rounds
+
+
+def test_a_visit_ends_when_it_was_enough() -> None:
+    """Also within a batch: what one turn of C does is bounded, and it goes on where it stopped."""
+    with Rig(config=LARGE) as rig:
+        client = rig.open()
+        lines = [b"SUB %s.end %d\r\n" % (it, n) for n, it in enumerate(forms(10))]
+        rig.send(client, b"".join(lines) + b"PING\r\n")
+        rig.settle(client, b"PONG\r\n")
+        clients = [rig.open() for _ in range(8)]
+        each, prefix = 50, b"a." * 10
+        for at, client in enumerate(clients):
+            numbers = range(at * each, (at + 1) * each)
+            said = b"".join(b"PUB %s%d 1\r\n1\r\n" % (prefix, n) for n in numbers)
+            rig.send(client, said + b"PING\r\n")
+        rig.turn_connmgr()
+        before = rig.router.stats()
+        rig.turn_router()  # looks at its port once
+        after = rig.router.stats()
+        # A visit and a slice, and in each what it was at when that was enough.
+        most = lib.ROUTER_WORK_A_VISIT + lib.ROUTER_WORK_A_SLICE + 2 * 2**11 * lib.INDEX_WORK_STEP
+        assert most // 2 < after["work"] - before["work"] <= most
+        assert 0 < after["messages"] - before["messages"] < len(clients) * each // 4
+        for client in clients:
+            rig.settle(client, b"PONG\r\n")
+        assert rig.router.stats()["messages"] == before["messages"] + len(clients) * each
+        assert rig.live() == 0
+
+
+def test_a_successor_is_heard_while_it_rebuilds_its_index() -> None:
+    with Rig(config=LARGE) as rig:
+        client = rig.open()
+        subscribe(rig, client, MANY, b"all")
+        said: list[int] = []
+        assert rig.successor().start(lambda: said.append(1)) == MANY
+        assert len(said) == MANY // lib.ROUTER_STARTS_A_CALL
+
+
+def test_a_successor_goes_on_within_a_list() -> None:
+    """A router that dies at any moment: the next one goes on with the lists where they stand (R4, R7)."""
+    with Rig(config=LARGE) as rig:
+        client = rig.open()
+        subscribe(rig, client, MANY, b"all")
+        rig.send(client, b"PUB all 1\r\n1\r\nPUB all 1\r\n2\r\nPUB all 1\r\n3\r\nPING\r\n")
+        rig.turn_connmgr()
+        data, deaths = b"", 0
+        while not data.endswith(b"PONG\r\n"):
+            rig.turn_router()
+            rig.turn_connmgr()
+            data += rig.peek(client)
+            rig.router = rig.successor()
+            rig.router.start()
+            deaths += 1
+    assert deaths > 5
+    assert got(data) == {(b"%d" % n, body): 1 for n in range(MANY) for body in (b"1", b"2", b"3")}
+    order = re.findall(rb" 1\r\n(\d)\r\n", data)
+    assert order == sorted(order)
