@@ -104,7 +104,7 @@ class Rig:
         self.connmgr.start()
 
     def successor(self) -> Router:
-        """Another router over the same segment and queues, for when the present one is not used again."""
+        """Another router over the same segment and queues: the present one is not used again."""
         refs, orders = (queue.fd for queue in self._queues)
         return Router(
             self._routing,

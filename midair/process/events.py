@@ -13,7 +13,7 @@ Every line has "kind", "component", "pid", "generation" (null where the writer d
     down         manager     why
     died         manager     end, code (of the exit; below 0: the signal), deaths
     hung         manager     silent_s
-    active       component   version, start_ms: from the start of the process to its first turn;
+    active       component   version, start_ms: from the start of the process until it is ready;
                              taken_over_ns: when it got the lease, if it had to wait for it
     migrated     component   version, segments: how many it converted, stood_ms, took_ms
     recovered    component   what it found and repaired, took_ms: since it had the lease

@@ -147,7 +147,7 @@ class Program:
         )
 
     def ready(self, status: str = "", *, serving: bool = True) -> None:
-        """State active, and READY=1. To be called after the first turn that could serve.
+        """State active, and READY=1. To be called when the next turn can serve.
 
         Not `serving`: it has the role, and is called again when it serves (standstill.py).
         """

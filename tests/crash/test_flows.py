@@ -52,7 +52,7 @@ def test_kill_at(storm: Storm, point: str) -> None:
 
 @pytest.mark.parametrize("point", ["route.piece", "aside.put", "aside.done", "redo.commit"])
 def test_kill_the_router_within_a_list(storm: Storm, point: str) -> None:
-    """What goes past the router goes on beside the list; every subscription gets each message once."""
+    """What goes past the router goes on beside it; every subscription gets each message once."""
     client = storm.add("huge", 100 * SEED + 60)
     storm.crash_at("router", point, random.Random(f"{SEED} list {point}").randint(1, 20))
     storm.clients.remove(client)

@@ -1,7 +1,7 @@
-"""What a message may cost the router, and what becomes of one that costs more than others wait for.
+"""What a message may cost the router, and what becomes of one that would hold up others.
 
-Everything is real but the processes (bench/rig.py). Costs are counted, not timed: the index counts the
-trie nodes it visits, the router the lists it makes and the work it does.
+Everything is real but the processes (bench/rig.py). Costs are counted, not timed: the index counts
+the trie nodes it visits, the router the lists it makes and the work it does.
 """
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ def test_a_successor_is_heard_while_it_rebuilds_its_index() -> None:
 
 
 def test_a_successor_goes_on_within_a_list() -> None:
-    """A router that dies at any moment: the next one goes on with the lists where they stand (R4, R7)."""
+    """A router that dies at any moment: the next goes on with the lists as they stand (R4, R7)."""
     with Rig(config=LARGE) as rig:
         client = rig.open()
         subscribe(rig, client, MANY, b"all")
