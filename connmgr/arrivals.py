@@ -52,8 +52,9 @@ class Arrivals:
     def _answer(self) -> None:
         """Answers who has asked, after all that anybody had sent before is taken in.
 
-        So a dispatcher that is answered knows that nothing of its predecessor, which was dead before
-        it asked, is on its way any more: what is assigned and was not taken up never will be.
+        So a dispatcher that is answered knows that nothing of its predecessor, which was dead
+        before it asked, is on its way any more: what is assigned and was not taken up never will
+        be.
         """
         while self._asked:
             asked, self._asked = self._asked, []

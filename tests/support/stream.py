@@ -118,9 +118,10 @@ class Inside:
 
     def __init__(self, name: str, connmgrs: int, arena_bytes: int) -> None:
         self.connmgrs = connmgrs
-        self.table = ConnTable.attach(Runtime.open(name))
+        runtime = Runtime.open(name)
+        self.table = ConnTable.attach(runtime)
         chunks = native.arena_chunks(arena_bytes)
-        self.arenas = [native.open_arena(name, index, chunks) for index in range(connmgrs)]
+        self.arenas = [native.open_arena(runtime, index, chunks) for index in range(connmgrs)]
 
     def connmgr_of(self, stream: Stream) -> int:
         """The connmgr that serves a connection."""
