@@ -41,6 +41,19 @@ int aside_open(struct router *rt)
     return 0;
 }
 
+void aside_begin(struct router *rt, uint32_t from)
+{
+    rt->work_charged = rt->work;
+    rt->work_dear = rt->asides[from].watch ? 0 : rt->work + ASIDE_DEAR;
+}
+
+/* From the next reference on each is looked at. */
+static void set_watch(struct router *rt, uint32_t from)
+{
+    rt->asides[from].watch = 1;
+    rt->work_dear = 0;
+}
+
 /* ---- lists ---- */
 
 static void turn_append(struct router *rt, struct aside *a, uint32_t conn)
@@ -76,6 +89,7 @@ static void strike(struct aside *a, struct aside_conn *c)
     c->first = a->next[c->first];
     c->count--;
     a->entries--;
+    a->watch = a->entries || a->costly;
     if (c->first)
         return;
     c->last = 0;
@@ -111,6 +125,7 @@ void aside_start(struct router *rt)
             if (e->in.touched)
                 a->open = name_of(at);
         }
+        a->watch = a->entries != 0;
     }
 }
 
@@ -128,8 +143,12 @@ int aside_must(struct router *rt, uint32_t from, const struct ref *r)
     const struct aside_conn *c = &rt->aside_conns[r->conn];
     uint64_t window = rt->now_ns / ASIDE_WINDOW_NS;
 
-    if (a->costly != window)
+    if (a->costly && a->costly != window) {
         a->costly = 0;
+        a->watch = a->entries != 0;
+        if (!a->watch)
+            aside_begin(rt, from);
+    }
     if (any_time(r))
         return 0;
     /* A fanout's orders go on from one batch to the next (P3). */
@@ -137,20 +156,23 @@ int aside_must(struct router *rt, uint32_t from, const struct ref *r)
            (c->window == window && c->used > ASIDE_ALLOWANCE);
 }
 
-void aside_charge(struct router *rt, uint32_t from, uint32_t conn, uint64_t work)
+void aside_charge(struct router *rt, uint32_t from, uint32_t conn)
 {
     struct aside_conn *c = &rt->aside_conns[conn];
-    uint64_t window = rt->now_ns / ASIDE_WINDOW_NS;
+    uint64_t window = rt->now_ns / ASIDE_WINDOW_NS, work = rt->work - rt->work_charged;
 
-    if (work < ASIDE_DEAR)
+    if (work <= ASIDE_DEAR)
         return;
+    aside_begin(rt, from);
     if (c->window != window) {
         c->window = window;
         c->used = 0;
     }
     c->used += work < ASIDE_ALLOWANCE ? (uint32_t)work : ASIDE_ALLOWANCE + 1;
-    if (c->used > ASIDE_ALLOWANCE)
+    if (c->used > ASIDE_ALLOWANCE) {
         rt->asides[from].costly = window;
+        set_watch(rt, from);
+    }
 }
 
 /* Its port is asked not to read it, now and then: the word may come to one that was killed meanwhile. */
@@ -192,6 +214,7 @@ int aside_put(struct router *rt, uint32_t from, const struct ref *r)
         router_commit_at(rt, from, router_at(rt, from, r) + r->bytes);
     }
     rt->stepping = 1;
+    set_watch(rt, from);
     rt->stats.set_aside++;
     CRASH(ASIDE_PUT);
     say_wait(rt, from, r->conn, &rt->aside_conns[r->conn]);

@@ -24,18 +24,20 @@
 
 #define ASIDE_WINDOW_NS 16000000ULL /* allowances begin anew with each window */
 #define ASIDE_ALLOWANCE 100000u     /* work of one connection in a window: about 2 ms of the 16 */
-#define ASIDE_DEAR 1000u            /* work of one reference that is not counted: about 20 us */
+#define ASIDE_DEAR 1000u            /* work that is charged to nobody, about 20 us; more, to who brings it above that */
 #define ASIDE_STEP 50u              /* work of any step: its commit */
 #define ASIDE_WAIT 4u               /* references of a connection here before it is not read any more */
 
 int aside_open(struct router *rt); /* 0, or -ENOMEM */
+/* Before a batch of port `from`: what was done until now is nobody's. */
+void aside_begin(struct router *rt, uint32_t from);
 void aside_start(struct router *rt);
-/* Whether it has to be set aside because of its connection. */
+/* Whether it has to be set aside because of its connection. Asked while work > work_dear. */
 int aside_must(struct router *rt, uint32_t from, const struct ref *r);
 /* Sets the present reference aside, with the step being made. 0: there is no room. */
 int aside_put(struct router *rt, uint32_t from, const struct ref *r);
-/* The reference of this connection has cost so much work. */
-void aside_charge(struct router *rt, uint32_t from, uint32_t conn, uint64_t work);
+/* The work since the last charge is that of this connection. */
+void aside_charge(struct router *rt, uint32_t from, uint32_t conn);
 /* A slice. 1: there is more that can go on; 0: nothing, or no room in a ring. Negative errno. */
 int aside_serve(struct router *rt, uint32_t from);
 

@@ -25,6 +25,7 @@ int router_open(const struct router_conf *conf, struct routing *seg, const int *
         return -ENOMEM;
     rt->conf = *conf;
     rt->seg = seg;
+    rt->work = 1; /* see work_dear */
     rt->spin = spin_make(conf->spin_ns, (int)conf->spin_adaptive);
     struct index_conf ic = {conf->ports, seg->subs_each, conf->subjects, seg->clients, &rt->work};
     int err = index_open(&ic, &rt->index);
@@ -142,17 +143,37 @@ static __attribute__((noinline)) int handle_alone(struct router *rt, uint32_t fr
     return done;
 }
 
+/* The reference is not done: it was set aside (ROUTED_ASIDE), or the batch goes on there later. */
+static __attribute__((noinline)) int not_routed(struct router *rt, uint32_t from, const struct ref *r, int done)
+{
+    if (done < 0 || (done == ROUTED_ASIDE && aside_put(rt, from, r)))
+        return done;
+    router_commit_at(rt, from, router_at(rt, from, r));
+    return done == ROUTED_LATER ? ROUTED_LATER : ROUTED_NO_ROOM;
+}
+
+/* Before reference `i` of the batch: those before it were dear, or something was set aside. ROUTED: it may be
+ * routed now. */
+static __attribute__((noinline)) int take_care(struct router *rt, uint32_t from, const struct batch *b, int i)
+{
+    if (i)
+        aside_charge(rt, from, batch_ref(b, rt->offsets[i - 1])->conn);
+    if (i && rt->work > rt->work_until)
+        return ROUTED_LATER;
+    return aside_must(rt, from, batch_ref(b, rt->offsets[i])) ? ROUTED_ASIDE : ROUTED;
+}
+
 /* Processes the batch in the inbox of port `from`: enum routed. */
 static int process(struct router *rt, uint32_t from)
 {
     struct routing_in *in = &rt->seg->in[from];
     const struct batch *b = &routing_lane(rt->seg, from)->inbox.batch;
-    const struct aside *aside = &rt->asides[from];
     int count = scan(rt, b, in->at ? (uint32_t)in->at : BATCH_HEAD);
 
     rt->place = in;
     rt->place_base = (const char *)b;
     rt->routed = (uint32_t)in->routed;
+    aside_begin(rt, from);
     for (int i = 0; i < count; i++) {
         const struct ref *r = batch_ref(b, rt->offsets[i]);
         const struct ref_message *m = (const struct ref_message *)r;
@@ -164,11 +185,10 @@ static int process(struct router *rt, uint32_t from)
             index_prefetch(rt->index, rt->hashes[i + (int)PREFETCH_LINE]);
         if (i + (int)PREFETCH_NODE < count)
             index_prefetch_node(rt->index, rt->hashes[i + (int)PREFETCH_NODE]);
-        uint64_t work = rt->work;
         int done;
 
-        if (__builtin_expect(aside->entries | aside->costly, 0) && aside_must(rt, from, r)) {
-            done = ROUTED_ASIDE;
+        if (__builtin_expect(rt->work > rt->work_dear, 0) && (done = take_care(rt, from, b, i)) != ROUTED) {
+            ;
         } else if (__builtin_expect(r->flags & REF_ALONE, 0)) {
             done = handle_alone(rt, from, r, rt->hashes[i]);
         } else {
@@ -179,27 +199,20 @@ static int process(struct router *rt, uint32_t from)
         }
 
         if (__builtin_expect(done != ROUTED, 0)) {
-            if (done == ROUTED_ASIDE && aside_put(rt, from, r))
+            done = not_routed(rt, from, r, done);
+            if (done == ROUTED_ASIDE)
                 continue;
-            if (done < 0)
-                return done;
-            router_commit_at(rt, from, rt->offsets[i]);
-            return done == ROUTED_LATER ? ROUTED_LATER : ROUTED_NO_ROOM;
+            return done;
         }
         if (message) {
             rt->stats.messages += ref_messages(m);
             rt->bytes += m->size;
         }
-        if (__builtin_expect(rt->work != work, 0)) {
-            aside_charge(rt, from, r->conn, rt->work - work);
-            if (rt->work > rt->work_until && i + 1 < count) {
-                router_commit_at(rt, from, rt->offsets[i + 1]);
-                return ROUTED_LATER;
-            }
-        }
     }
     if (count < 0)
         return count;
+    if (__builtin_expect(rt->work > rt->work_dear, 0) && count)
+        aside_charge(rt, from, batch_ref(b, rt->offsets[count - 1])->conn);
     redo_put(&rt->redo, &in->done, b->seq);
     router_commit_at(rt, from, 0);
     rt->stats.batches++;

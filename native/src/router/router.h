@@ -78,7 +78,8 @@ struct aside { /* derived: what was set aside of one port (aside.h) */
     uint32_t open;        /* entry whose list of recipients is being ordered; 0: none */
     uint32_t first, last; /* connections that have some, in turn; 0: none */
     uint32_t conns;       /* how many */
-    uint64_t costly;      /* some connection has used up its allowance of this window */
+    uint64_t costly;      /* window in which some connection has used up its allowance; 0: none */
+    uint32_t watch;       /* there are entries, or such a connection */
     uint32_t *next;       /* per entry: the next of its connection */
 };
 struct aside_conn { /* derived, per connection */
@@ -123,6 +124,8 @@ struct router {
     uint32_t aside_now;       /* entry at hand; 0: the reference is in the inbox */
     uint64_t work, work_until; /* done so far; where the visit ends */
     uint64_t work_shown;       /* of it: in stats */
+    uint64_t work_dear;        /* above it care is taken (aside.h): a charge is due, or `watch` is set, then 0 */
+    uint64_t work_charged;     /* work up to here was charged, or was too little to be */
     struct aside asides[PORTS_MAX];
     struct aside_conn *aside_conns;
     int aside_stuck[PORTS_MAX]; /* what was set aside waits for room in a ring */
