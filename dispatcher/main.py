@@ -21,6 +21,7 @@ from dispatcher.outbox import FORGOTTEN_S, Client, Outbox, Recovered, cookie_of
 from midair import config, names
 from midair.errors import MidairError
 from midair.exits import Exit
+from midair.keeper import listening
 from midair.keeper.client import KeeperClient
 from midair.process import crash, role
 from midair.process.program import Program
@@ -32,7 +33,8 @@ from native.stats import Own
 
 ACCEPTS_MAX = 64  # from one listener in one turn, so that no listener starves another
 BACKLOG_MAX = 1024  # clients waiting for a peer; beyond it nothing is accepted
-RETRY_S = 0.02  # how often a backlog is tried again
+RETRY_S = 0.02  # how often a backlog is tried again, and whether we may accept is looked at
+KEEPER_S = 1.0  # how often a new keeper is looked for
 PAUSE_S = 0.1  # how long accepting rests when descriptors ran out
 # Descriptors a process needs beside those of clients: listeners, links, what Python has.
 DESCRIPTORS_RESERVED = 256
@@ -66,7 +68,9 @@ class Dispatcher(role.Role):
         self._pace_local = self.config.latency.pace_local
         self._selector = selectors.DefaultSelector()
         self._selector.register(program.wake_fd, selectors.EVENT_READ)
+        self._listening = False  # what we accept on: not before all parts are ready
         self._accepting = False
+        self._check_keeper_after = 0.0
         self._paused_until = 0.0
         self._found = Recovered()
         self._doubtful_until = 0.0
@@ -85,6 +89,10 @@ class Dispatcher(role.Role):
         self._outbox = Outbox(
             KeeperClient(keeper_path),
             [runtime.socket(names.handoff_socket(index)) for index in indexes],
+            [
+                (listening.uid(names.FD_CLIENT, at), listener.fileno())
+                for at, listener in enumerate(self._listeners)
+            ],
         )
         if program.generation > 1:
             self._found = self._outbox.recover(self._table, RECOVER_S)
@@ -110,8 +118,9 @@ class Dispatcher(role.Role):
         """Waits for clients, accepts them, and moves all that wait a step on."""
         backlog = self._outbox.backlog
         pause_s = self._paused_until - time.monotonic()
-        self._set_accepting(backlog < BACKLOG_MAX and pause_s <= 0)
-        if backlog:
+        self._listening = self._listening or all(map(_is_listening, self._listeners))
+        self._set_accepting(self._listening and backlog < BACKLOG_MAX and pause_s <= 0)
+        if backlog or not self._listening:
             timeout_s = min(timeout_s, RETRY_S)
         if pause_s > 0:
             timeout_s = min(timeout_s, pause_s)
@@ -127,6 +136,9 @@ class Dispatcher(role.Role):
             self.log.warning("maximum of connections reached: refusing clients")
         self._refused_before = self.refused
         self._guard.check()
+        if time.monotonic() >= self._check_keeper_after:
+            self._check_keeper_after = time.monotonic() + KEEPER_S
+            self._outbox.check_keeper()
 
     def show(self) -> None:
         """Publishes what was counted, in the lives before this one too."""
@@ -204,6 +216,11 @@ class Dispatcher(role.Role):
             sock.shutdown(socket.SHUT_WR)
             sock.recv(4096)
         sock.close()
+
+
+def _is_listening(sock: socket.socket) -> bool:
+    """`midair up` opens it early, and lets clients connect when they can be served."""
+    return bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
 
 
 def _connections_max(program: Program) -> int:

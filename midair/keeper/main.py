@@ -5,7 +5,8 @@ it has one, the keeper the other: whichever dies, the survivor gives the newcome
 copies. The keeper maps nothing, parses nothing and never touches a socket it keeps, so
 there is next to nothing in it that could fail or need an upgrade.
 
-Its whole state is a dict from connection uid to descriptor. A keeper that replaces one that
+Beside those it holds the listening sockets of the instance (listening.py). Its whole state is a
+dict from uid to descriptor. A keeper that replaces one that
 was killed starts empty: its clients see their connections to it end and HOLD everything
 again. One that is to replace a keeper at work (an upgrade) first asks that one for all it
 has, so that there is no moment without copies; what its clients do not HOLD again was
@@ -27,6 +28,7 @@ from collections.abc import Mapping, Sequence
 from midair import names
 from midair.errors import MidairError, MissingError
 from midair.exits import Exit
+from midair.keeper import listening
 from midair.keeper.client import KeeperClient
 from midair.process import crash, role, wire
 from midair.process.program import Program
@@ -38,7 +40,6 @@ RETRY_S = 0.01
 # The HOLD and the DROP of a uid come over different connections, so a DROP may be read first
 # (after the keeper was away, say): the uids dropped last are remembered, and not held again.
 DROPPED_MAX = 65536
-REUSED_UIDS = 1 << 63  # from here on uids are the guard's (native/guard.h), used again and again
 # Clients hold their sockets again as soon as they see a new keeper, or ask for them as soon
 # as they are started again: what has not been spoken of by then belongs to nobody.
 INHERITED_S = 60.0
@@ -75,6 +76,14 @@ class Keeper:
         self._selector.register(listener, selectors.EVENT_READ)
         self._peers: dict[int, Peer] = {}
         self._retry = False
+
+    def keep_own(self) -> None:
+        """Holds a copy of its listening socket, for a manager that did not open it."""
+        uid = listening.uid(names.FD_KEEPER)
+        if uid in self.held:
+            os.close(self.held[uid])
+        self._unclaimed.discard(uid)
+        self.held[uid] = os.dup(self._listener.fileno())
 
     def watch(self, fd: int) -> None:
         """Ends the waiting of `turn` when `fd` is readable (the program's signals)."""
@@ -173,7 +182,7 @@ class Keeper:
                     os.close(older)
         elif op == wire.DROP:
             wire.close_all(self.held.pop(uid) for uid in uids if uid in self.held)
-            self.dropped.update(dict.fromkeys(uid for uid in uids if uid < REUSED_UIDS))
+            self.dropped.update(dict.fromkeys(uid for uid in uids if uid < listening.REUSED_UIDS))
             while len(self.dropped) > DROPPED_MAX:
                 del self.dropped[next(iter(self.dropped))]
             crash.here("keeper.dropped")
@@ -271,6 +280,7 @@ class KeeperRole(role.Role):
         listener = socket.socket(fileno=self._fd)
         listener.setblocking(False)
         self._keeper = Keeper(listener, self._inherited)
+        self._keeper.keep_own()
         self._keeper.watch(self.program.wake_fd)
         return {}
 

@@ -51,6 +51,11 @@ class State:
     state: str
     generation: int
     started_at: float  # seconds since the epoch
+    # What a manager has to know that did not start it.
+    managed: bool = False  # it was started by `midair up`, not by systemd or by hand
+    python: str = ""  # the interpreter it runs
+    root: str = ""  # the directory its packages are in
+    stderr: str = ""  # the pipe in the runtime directory that it writes its log to
 
     @property
     def uptime_s(self) -> float:
@@ -184,6 +189,10 @@ class Runtime:
                 last = 0
             self.write(name, f"{last + 1}\n")
         return last + 1
+
+    def has_started(self, role: str, index: int | None = None) -> bool:
+        """Whether a role was ever acted in, in the life of the instance."""
+        return (self.path / f"{_stem(role, index)}.generation").exists()
 
     def write_state(self, state: State) -> None:
         """Says what this component is doing; removes what dead ones of its role left."""
