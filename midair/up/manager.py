@@ -91,7 +91,13 @@ class Manager:
         self._notifier = sdnotify.Notifier()
         self._history = History(runtime, self._write_state())
         self._upgrades = Upgrades(
-            runtime, log, self._history, self._start, self._watch, self._unwatch
+            runtime,
+            log,
+            self._history,
+            self._start,
+            self._watch,
+            self._unwatch,
+            self._unheard,
         )
         if take_over:
             self._take_over()
@@ -427,6 +433,11 @@ class Manager:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
             signal.signal(number, self._queue_signal)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # those that came over exec()
+
+    def _unheard(self) -> list[int]:
+        """Signals that no turn has taken yet: they go to the release that this one becomes."""
+        numbers, self._signals = self._signals, []
+        return [number for number in numbers if number in SIGNALS]
 
     def _queue_signal(self, number: int, _frame: FrameType | None) -> None:
         self._signals.append(number)

@@ -57,8 +57,16 @@ def take_handed() -> Handed | None:
     return None
 
 
-def become(instance: str, release: Release, handed: Handed) -> None:
-    """This process becomes the manager of that release. OSError: it does not."""
+def become(
+    instance: str,
+    release: Release,
+    handed: Handed,
+    unheard: Callable[[], Sequence[int]] = lambda: (),
+) -> None:
+    """This process becomes the manager of that release. OSError: it does not.
+
+    `unheard`: signals that have come and that nobody has acted upon; it is asked once no more come.
+    """
     os.set_inheritable(handed.control_fd, True)
     base = dict(os.environ)
     ours = (handed.old.root, handed.to.root)
@@ -68,6 +76,8 @@ def become(instance: str, release: Release, handed: Handed) -> None:
     environ = {**release.environ(base), HANDED: json.dumps(asdict(handed))}
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
+        for number in unheard():
+            os.kill(os.getpid(), number)
         os.execve(release.python, [*release.command(MODULE), "--name", instance], environ)
     finally:
         os.set_inheritable(handed.control_fd, False)
@@ -98,6 +108,7 @@ class Succession:
         tell: Tell,
         watch: Callable[[Process], None],
         unwatch: Callable[[Sequence[int]], None],
+        unheard: Callable[[], Sequence[int]],
     ) -> None:
         self.to = to
         self.over = False
@@ -108,6 +119,7 @@ class Succession:
         self._deadline = time.monotonic() + ready_s
         self._tell = tell
         self._unwatch = unwatch
+        self._unheard = unheard
         self._old = releases.own()
         tell(Told(Event.STARTING, names.MANAGER, version=to.version, old=self._old.version))
         command = [*to.command(MODULE), "--name", runtime.instance, "--check"]
@@ -128,7 +140,7 @@ class Succession:
         self._say(Event.SWITCHING)
         handed = Handed(self._sock.fileno(), self._old, self.to, time.monotonic())
         try:
-            become(self._runtime.instance, self.to, handed)
+            become(self._runtime.instance, self.to, handed, self._unheard)
         except OSError as error:
             self._fail(f"did not start: {error}")
 

@@ -40,6 +40,7 @@ class Upgrades:
         start: Start,
         watch: Callable[[Process], None],
         unwatch: Callable[[Sequence[int]], None],
+        unheard: Callable[[], Sequence[int]],
     ) -> None:
         self._runtime = runtime
         self._log = log
@@ -47,6 +48,7 @@ class Upgrades:
         self._start = start
         self._watch = watch
         self._unwatch = unwatch
+        self._unheard = unheard
         self._now: Upgrade | Succession | None = None
 
     def begin(
@@ -78,7 +80,14 @@ class Upgrades:
 
         def succeed() -> None:
             self._now = Succession(
-                self._runtime, to, ready_s, sock, tell, self._watch, self._unwatch
+                self._runtime,
+                to,
+                ready_s,
+                sock,
+                tell,
+                self._watch,
+                self._unwatch,
+                self._unheard,
             )
 
         def then(told: Told) -> None:
