@@ -13,15 +13,11 @@ from midair import names
 # (native/src/dispatcher/guard.h), then these.
 REUSED_UIDS = 1 << 63
 _BASE = REUSED_UIDS + 2**32
-_EACH = 2**16  # of one name
+_EACH = 2**8  # of one name
 _NAMES = (names.FD_CLIENT, names.FD_HANDOFF, names.FD_KEEPER, names.FD_MONITOR)
+UIDS = range(_BASE, _BASE + len(_NAMES) * _EACH)  # all there can be
 
 
 def uid(fd_name: str, at: int = 0) -> int:
     """Of the socket that is passed on as `fd_name`; `at`: which one of them."""
     return _BASE + _NAMES.index(fd_name) * _EACH + at
-
-
-def is_listening(held: int) -> bool:
-    """Whether a uid is one of these."""
-    return held >= _BASE

@@ -194,7 +194,9 @@ class Keeper:
             raise wire.WireError(f"op {op}")
 
     def _answer(self, peer: Peer, asked: Sequence[int]) -> None:
-        wanted = [uid for uid in asked if uid in self.held] if asked else list(self.held)
+        wanted = [uid for uid in asked or self.held if uid in self.held]
+        if not asked:
+            wanted = [uid for uid in wanted if uid not in listening.UIDS]
         for at in range(0, len(wanted), wire.FDS_MAX):
             peer.answers.append((wire.HELD, wanted[at : at + wire.FDS_MAX]))
         peer.answers.append((wire.END, []))
@@ -242,7 +244,8 @@ def inherit(program: Program) -> dict[int, int]:
     try:
         while not program.stopping and patience_s < INHERIT_S_MAX:
             try:
-                return dict(client.give(None, patience_s))
+                given = client.give(None, patience_s)
+                return dict(given + client.give(listening.UIDS, patience_s))
             except MissingError:
                 # Connecting works without a keeper, too: see whether there is one.
                 if program.lease.try_acquire():

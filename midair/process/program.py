@@ -30,7 +30,15 @@ from midair.errors import ConfigError, MidairError
 from midair.exits import Exit
 from midair.process import events, ipc, sdnotify, spawn
 from midair.process.lease import WAIT_S, Lease
-from midair.process.runtime import ACTIVE, STANDBY, STARTING, Runtime, State, start_ticks
+from midair.process.runtime import (
+    ACTIVE,
+    STANDBY,
+    STARTING,
+    Origin,
+    Runtime,
+    State,
+    start_ticks,
+)
 from midair.version import __version__
 
 
@@ -70,10 +78,10 @@ class Program:
         self.generation = self.runtime.next_generation(role, self.index)
         self.lease = Lease(self.runtime, role, self.index)
         self.wake_fd = self._catch_signals()
-        self._stderr = _pipe_in(self.runtime)
-        self.managed = self._notifier.address == self.runtime.socket(names.NOTIFY_SOCKET)
+        origin = self._origin()
+        self.runtime.write_origin(role, self.index, origin)
         self.set_state(STARTING)
-        if self.managed:
+        if origin.managed:
             spawn.outlive_parent()
 
     def listen_fds(self, name: str) -> list[int]:
@@ -147,10 +155,18 @@ class Program:
             state=state,
             generation=self.generation,
             started_at=self.started_at,
-            managed=self.managed,
+        )
+
+    def _origin(self) -> Origin:
+        ticks = start_ticks(os.getpid())
+        assert ticks is not None
+        return Origin(
+            pid=os.getpid(),
+            start_ticks=ticks,
+            managed=self._notifier.address == self.runtime.socket(names.NOTIFY_SOCKET),
             python=sys.executable,
             root=str(Path(__file__).resolve().parents[2]),
-            stderr=self._stderr,
+            stderr=_pipe_in(self.runtime),
         )
 
     def ready(self, status: str = "", *, serving: bool = True) -> None:

@@ -4,8 +4,7 @@ They outlive every component, and the manager (sockets.py): while one is away it
 the backlog. A TCP socket is bound at once and listens when it can be served (`listen`): until then
 connecting to it is refused.
 
-Facts relied on: all copies of a socket begin to listen when one does; a socket in the file system
-that is renamed to the name of another takes its place at once: there is always one of that name.
+Facts relied on: all copies of a socket begin to listen when one does.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from midair.process.runtime import Runtime
 CLIENT_BACKLOG = 4096
 PEER_BACKLOG = 128
 CHOOSE = "--port, server.listen"  # what to change about an address that is in use
-_NEW = ".new.sock"  # only the manager makes sockets, and there is one
 
 Owner = tuple[str, int | None]  # the role and index of a component
 
@@ -98,9 +96,9 @@ def address_of(sock: socket.socket) -> str:
 
 
 def _bound(runtime: Runtime, name: str, kind: socket.SocketKind, mode: int) -> socket.socket:
-    """In the place of one that a manager before us may have left, once it can be used."""
+    """In the place of one that a manager before us may have left."""
     sock = socket.socket(socket.AF_UNIX, kind)
-    path = runtime.socket(_NEW)
+    path = runtime.socket(name)
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
     sock.bind(path)
@@ -110,5 +108,4 @@ def _bound(runtime: Runtime, name: str, kind: socket.SocketKind, mode: int) -> s
     if kind != socket.SOCK_DGRAM:
         sock.listen(PEER_BACKLOG)
     sock.setblocking(False)
-    os.rename(path, runtime.socket(name))
     return sock

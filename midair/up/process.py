@@ -105,10 +105,11 @@ class Process:
         if start_ticks(state.pid) != state.start_ticks:  # asked after the pidfd was there
             os.close(pidfd)
             return None
-        release = releases.own()
-        if state.python and state.root:
-            release = Release(state.python, state.root, state.version)
-        pipe = runtime.path / state.stderr if state.stderr else None
+        release, pipe = releases.own(), None
+        if state.origin is not None:
+            release = Release(state.origin.python, state.origin.root, state.version)
+            if state.origin.stderr:
+                pipe = runtime.path / state.origin.stderr
         process = cls(release, state.pid, pidfd, pipe)
         process.started_at = time.monotonic() - state.uptime_s
         if state.state == ACTIVE:

@@ -2,8 +2,9 @@
 
 Parts outlive their manager. What the next one needs lies in the runtime directory:
 
-    *.state        of each process, written by itself: who it is, which release, where its log goes
-                   (runtime.py). A process without one has ended with the manager (spawn.py)
+    *.state        of each process, written by itself: who it is and what it does (runtime.py)
+    *.origin       the same: its release, and where its log goes. A process without these two has
+                   ended with the manager (spawn.py)
     config.toml    the configuration that the parts were given; it stays the one of the instance
     manager.json   what only a manager knows (`Memory`): releases to go back to, counts of restarts
 
@@ -207,7 +208,7 @@ def settle(component: Component, standby: bool) -> None:
 
 def _remove_pipes(runtime: Runtime) -> None:
     """Logs of processes that have died while nobody read them."""
-    used = {state.stderr for state in runtime.states()}
+    used = {state.origin.stderr for state in runtime.states() if state.origin is not None}
     for path in runtime.path.glob(f"*{PIPE_SUFFIX}"):
         if path.name not in used:
             path.unlink(missing_ok=True)
