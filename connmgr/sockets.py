@@ -142,7 +142,8 @@ class Sockets:
         If the table says that it is not to be served any more, only this copy is closed: the
         connection may be alive in another.
         """
-        if not self._table.is_assigned(slot, uid, self._index):
+        known = slot < self._table.capacity  # or it is no dispatcher who sends that
+        if not known or not self._table.is_assigned(slot, uid, self._index):
             os.close(fd)
             return
         try:

@@ -39,6 +39,11 @@ PAUSE_S = 0.1  # how long accepting rests when descriptors ran out
 # Descriptors a process needs beside those of clients: listeners, links, what Python has.
 DESCRIPTORS_RESERVED = 256
 RECOVER_S = 5.0
+# accept(2): what happened to the client that would have been accepted, not to us.
+LEFT = (
+    *(errno.ECONNABORTED, errno.EPROTO, errno.ENOPROTOOPT, errno.EOPNOTSUPP, errno.ENONET),
+    *(errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.EPERM),
+)
 
 # Of the congestion controls the one that every kernel has and lets everyone use. It asks for no
 # pacing; of a socket that begun with bbr the kernel goes on to pace, at a rate nobody reaches.
@@ -163,9 +168,9 @@ class Dispatcher(role.Role):
                 sock, address = self._listeners[listener].accept()
             except BlockingIOError:
                 return
-            except ConnectionAbortedError:
-                continue
             except OSError as error:
+                if error.errno in LEFT:
+                    continue
                 if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS):
                     self._paused_until = time.monotonic() + PAUSE_S
                     self.descriptors_out += 1

@@ -43,6 +43,9 @@ DROPPED_MAX = 65536
 # Clients hold their sockets again as soon as they see a new keeper, or ask for them as soon
 # as they are started again: what has not been spoken of by then belongs to nobody.
 INHERITED_S = 60.0
+# Connections: of each part, of its successor, and some. More push out one that never spoke.
+PEERS_MAX = 256
+ANSWERS_MAX = 65536  # that wait for one peer: it asks and does not read
 log = logging.getLogger("midair")  # of this process, see program.py
 INHERIT_S_MAX = 20.0  # how long a keeper at work may take to give what it has
 
@@ -53,6 +56,7 @@ class Peer:
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self.version = 0  # of its last message: what it is answered in
+        self.spoke = False
         self.asked: list[int] | None = None  # a GIVE of this turn; empty: everything
         self.answers: deque[tuple[int, list[int]]] = deque()  # (op, uids) still to be sent
 
@@ -126,13 +130,15 @@ class Keeper:
         while True:
             try:
                 sock, _ = self._listener.accept()
-            except BlockingIOError:
+            except OSError:  # nobody, or no descriptors for anybody
                 return
-            except OSError as error:
-                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ECONNABORTED):
-                    return
-                raise
             sock.setblocking(False)
+            if len(self._peers) >= PEERS_MAX:
+                silent = (peer for peer in self._peers.values() if not peer.spoke)
+                if (oldest := next(silent, None)) is None:
+                    sock.close()
+                    continue
+                self._forget(oldest)
             self._peers[sock.fileno()] = Peer(sock)
             self._selector.register(sock, selectors.EVENT_READ)
             # It may have sent something already, and this turn's answers must know of it.
@@ -145,6 +151,7 @@ class Keeper:
                 data, fds = wire.receive(peer.sock)
                 if not data:
                     return self._forget(peer)
+                peer.spoke = True
                 self._obey(peer, data, fds)
             except BlockingIOError:
                 return
@@ -186,6 +193,8 @@ class Keeper:
             while len(self.dropped) > DROPPED_MAX:
                 del self.dropped[next(iter(self.dropped))]
             crash.here("keeper.dropped")
+        elif len(peer.answers) >= ANSWERS_MAX:
+            raise wire.WireError("it does not read its answers")
         elif op == wire.GIVE:
             peer.asked = uids
         elif op == wire.PING:
