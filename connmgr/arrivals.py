@@ -9,6 +9,10 @@ from typing import Protocol
 
 from midair.process import crash, trust, wire
 
+# Connections of dispatchers: one at work, its successor, and some. More push out one that never
+# spoke.
+PEERS_MAX = 64
+
 
 class Watcher(Protocol):
     """Tells when a descriptor is readable (native.connmgr.Connmgr)."""
@@ -32,6 +36,7 @@ class Arrivals:
         self._listener.setblocking(False)
         self._peers: dict[int, socket.socket] = {}
         self._asked: list[socket.socket] = []  # for our version, and not answered yet
+        self._silent: dict[int, None] = {}  # of these, those that never spoke; the oldest first
         self._watcher = watcher
         self._to = to
         self._log = log
@@ -76,6 +81,7 @@ class Arrivals:
         fds: list[int] = []
         try:
             data, fds = wire.receive(peer)
+            self._silent.pop(peer.fileno(), None)
             if not data:
                 self._close(peer)
                 return False
@@ -100,6 +106,7 @@ class Arrivals:
 
     def _close(self, peer: socket.socket) -> None:
         self._watcher.unwatch(peer.fileno())
+        self._silent.pop(peer.fileno(), None)
         del self._peers[peer.fileno()]
         peer.close()
 
@@ -107,10 +114,16 @@ class Arrivals:
         while True:
             try:
                 peer, _ = self._listener.accept()
-            except BlockingIOError:
+            except OSError:  # nobody, or no descriptors for anybody
                 return
             if not trust.is_welcome(peer, self._listener):
                 continue
             peer.setblocking(False)
+            if len(self._peers) >= PEERS_MAX:
+                if not self._silent:
+                    peer.close()
+                    continue
+                self._close(self._peers[next(iter(self._silent))])
             self._peers[peer.fileno()] = peer
+            self._silent[peer.fileno()] = None
             self._watcher.watch(peer.fileno(), peer.fileno())

@@ -136,7 +136,13 @@ class Connmgr(role.Role):
         self.control = view_control(program.runtime)
         self.engine.trace(self.ring, self.control.pointer, program.generation)
         self.sockets = Sockets(
-            self.index, self.engine, self.table, self.keeper, self.log, self.kept.take()
+            self.index,
+            self.engine,
+            self.table,
+            self.keeper,
+            self.log,
+            self.kept.take(),
+            self.listener,
         )
         back = self.sockets.readopt() if program.generation > 1 else 0
         self.handle(self.engine.start())

@@ -14,9 +14,10 @@ import socket
 import time
 from collections.abc import Set
 
+from midair import names
 from midair.errors import MissingError
+from midair.keeper import listening
 from midair.keeper.client import KeeperClient
-from midair.keeper.main import REUSED_UIDS
 from midair.process import crash, wire
 from native import connmgr as native
 from native.conntable import ASSIGNED, CLOSED, ConnTable
@@ -65,8 +66,12 @@ class Sockets:
         keeper: KeeperClient,
         log: logging.Logger,
         kept: dict[int, int],
+        listener: int,
     ) -> None:
-        """`kept`: copies it has already, for those that the keeper does not have."""
+        """`kept`: copies it has already, for those that the keeper does not have.
+
+        `listener`: the socket the dispatcher connects to, which the keeper has a copy of, too.
+        """
         self.keeper_fd = -1  # being watched
         self._index = index
         self._engine = engine
@@ -74,7 +79,8 @@ class Sockets:
         self._keeper = keeper
         self._log = log
         self._kept = kept
-        self._unheld: list[tuple[int, int]] = []  # (uid, fd) the keeper has yet to take
+        self._own = (listening.uid(names.FD_HANDOFF, index), listener)
+        self._unheld = [self._own]  # (uid, fd) the keeper has yet to take
         self._waiting: list[tuple[int, int, int]] = []  # (slot, uid, fd) to adopt when started
         self._hold_new_until = 0.0
         self._look_until = 0.0  # until then, hand-offs may have gone to a predecessor
@@ -120,7 +126,7 @@ class Sockets:
         self._unheld += mine
         # What has ended meanwhile was perhaps given to a new keeper, and nobody else would drop it.
         known = {slot.uid for slot in self._table.used()}
-        ended = [uid for uid in self._kept if uid < REUSED_UIDS and uid not in known]
+        ended = [uid for uid in self._kept if uid < listening.REUSED_UIDS and uid not in known]
         wire.close_all(fd for uid, fd in self._kept.items() if uid not in missing)
         self._kept = {}
         self._keeper.drop(ended)
@@ -138,7 +144,8 @@ class Sockets:
         If the table says that it is not to be served any more, only this copy is closed: the
         connection may be alive in another.
         """
-        if not self._table.is_assigned(slot, uid, self._index):
+        known = slot < self._table.capacity  # or it is no dispatcher who sends that
+        if not known or not self._table.is_assigned(slot, uid, self._index):
             os.close(fd)
             return
         try:
@@ -161,7 +168,7 @@ class Sockets:
     def check_keeper(self) -> None:
         """A new keeper has nothing: it is given a copy of every socket again."""
         if self._keeper.check():
-            self._unheld = list(self._engine.sockets())
+            self._unheld = [self._own, *self._engine.sockets()]
             # What the dispatcher gave to the old one and we have yet to receive is new, too.
             self._hold_new_until = time.monotonic() + HOLD_NEW_S
         self.keeper_fd = self._keeper.fileno()
@@ -172,7 +179,7 @@ class Sockets:
         try:
             held = self._keeper.hold(self._unheld)
         except OSError:  # one was closed in C, and its event is still to be handled
-            served = set(self._engine.sockets())
+            served = {self._own, *self._engine.sockets()}
             self._unheld = [item for item in self._unheld if item in served]
             held = self._keeper.hold(self._unheld)
         del self._unheld[:held]

@@ -21,6 +21,7 @@ from dispatcher.outbox import FORGOTTEN_S, Client, Outbox, Recovered, cookie_of
 from midair import config, names
 from midair.errors import MidairError
 from midair.exits import Exit
+from midair.keeper import listening
 from midair.keeper.client import KeeperClient
 from midair.process import crash, role
 from midair.process.program import Program
@@ -32,11 +33,17 @@ from native.stats import Own
 
 ACCEPTS_MAX = 64  # from one listener in one turn, so that no listener starves another
 BACKLOG_MAX = 1024  # clients waiting for a peer; beyond it nothing is accepted
-RETRY_S = 0.02  # how often a backlog is tried again
+RETRY_S = 0.02  # how often a backlog is tried again, and whether we may accept is looked at
+KEEPER_S = 1.0  # how often a new keeper is looked for
 PAUSE_S = 0.1  # how long accepting rests when descriptors ran out
 # Descriptors a process needs beside those of clients: listeners, links, what Python has.
 DESCRIPTORS_RESERVED = 256
 RECOVER_S = 5.0
+# accept(2): what happened to the client that would have been accepted, not to us.
+LEFT = (
+    *(errno.ECONNABORTED, errno.EPROTO, errno.ENOPROTOOPT, errno.EOPNOTSUPP, errno.ENONET),
+    *(errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.EPERM),
+)
 
 # Of the congestion controls the one that every kernel has and lets everyone use. It asks for no
 # pacing; of a socket that begun with bbr the kernel goes on to pace, at a rate nobody reaches.
@@ -66,7 +73,9 @@ class Dispatcher(role.Role):
         self._pace_local = self.config.latency.pace_local
         self._selector = selectors.DefaultSelector()
         self._selector.register(program.wake_fd, selectors.EVENT_READ)
+        self._listening = False  # what we accept on: not before all parts are ready
         self._accepting = False
+        self._check_keeper_after = 0.0
         self._paused_until = 0.0
         self._found = Recovered()
         self._doubtful_until = 0.0
@@ -85,6 +94,10 @@ class Dispatcher(role.Role):
         self._outbox = Outbox(
             KeeperClient(keeper_path),
             [runtime.socket(names.handoff_socket(index)) for index in indexes],
+            [
+                (listening.uid(names.FD_CLIENT, at), listener.fileno())
+                for at, listener in enumerate(self._listeners)
+            ],
         )
         if program.generation > 1:
             self._found = self._outbox.recover(self._table, RECOVER_S)
@@ -110,8 +123,9 @@ class Dispatcher(role.Role):
         """Waits for clients, accepts them, and moves all that wait a step on."""
         backlog = self._outbox.backlog
         pause_s = self._paused_until - time.monotonic()
-        self._set_accepting(backlog < BACKLOG_MAX and pause_s <= 0)
-        if backlog or self._found.doubtful:
+        self._listening = self._listening or all(map(_is_listening, self._listeners))
+        self._set_accepting(self._listening and backlog < BACKLOG_MAX and pause_s <= 0)
+        if backlog or self._found.doubtful or not self._listening:
             timeout_s = min(timeout_s, RETRY_S)
         if pause_s > 0:
             timeout_s = min(timeout_s, pause_s)
@@ -126,6 +140,9 @@ class Dispatcher(role.Role):
             self.log.warning("maximum of connections reached: refusing clients")
         self._refused_before = self.refused
         self._guard.check()
+        if time.monotonic() >= self._check_keeper_after:
+            self._check_keeper_after = time.monotonic() + KEEPER_S
+            self._outbox.check_keeper()
 
     def _settle_doubtful(self) -> None:
         """Slots that nobody has a socket for, as far as the keeper knows.
@@ -161,9 +178,9 @@ class Dispatcher(role.Role):
                 sock, address = self._listeners[listener].accept()
             except BlockingIOError:
                 return
-            except ConnectionAbortedError:
-                continue
             except OSError as error:
+                if error.errno in LEFT:
+                    continue
                 if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS):
                     self._paused_until = time.monotonic() + PAUSE_S
                     self.descriptors_out += 1
@@ -214,6 +231,11 @@ class Dispatcher(role.Role):
             sock.shutdown(socket.SHUT_WR)
             sock.recv(4096)
         sock.close()
+
+
+def _is_listening(sock: socket.socket) -> bool:
+    """`midair up` opens it early, and lets clients connect when they can be served."""
+    return bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
 
 
 def _connections_max(program: Program) -> int:

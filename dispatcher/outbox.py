@@ -159,8 +159,13 @@ class Link:
 class Outbox:
     """Everything that has been accepted and has not arrived."""
 
-    def __init__(self, keeper: KeeperClient, paths: Sequence[str]) -> None:
+    def __init__(
+        self, keeper: KeeperClient, paths: Sequence[str], own: Sequence[tuple[int, int]] = ()
+    ) -> None:
+        """`own`: (uid, descriptor) of the sockets it listens on, which the keeper has copies of."""
         self._keeper = keeper
+        self._own = own
+        self._own_unheld = list(own)
         self._unheld: deque[Client] = deque()
         self._links = [Link(path) for path in paths]
 
@@ -174,11 +179,7 @@ class Outbox:
 
     def flush(self) -> None:
         """Moves everything as far as it goes. To be called on every turn with a backlog."""
-        if self._keeper.check():
-            # A new keeper does not know those that wait for their connmgr: once more.
-            for link in self._links:
-                self._unheld.extend(link.waiting)
-                link.waiting.clear()
+        self.check_keeper()
         held = self._keeper.hold([(client.uid, client.fd) for client in self._unheld])
         if held:
             crash.here("dispatcher.held")
@@ -187,6 +188,16 @@ class Outbox:
             self._links[client.connmgr].waiting.append(client)
         for link in self._links:
             link.flush()
+
+    def check_keeper(self) -> None:
+        """A new keeper knows neither what we listen on nor those that wait for their connmgr."""
+        if self._keeper.check():
+            self._own_unheld = list(self._own)
+            for link in self._links:
+                self._unheld.extend(link.waiting)
+                link.waiting.clear()
+        if self._own_unheld:
+            del self._own_unheld[: self._keeper.hold(self._own_unheld)]
 
     def recover(self, table: ConnTable, timeout_s: float) -> Recovered:
         """Finishes what the last dispatcher left half done.

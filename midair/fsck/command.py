@@ -30,6 +30,7 @@ from midair.process import ipc, runtime
 from midair.process.lease import Lease
 from midair.process.runtime import Runtime
 from midair.up import command as up
+from midair.up import takeover
 from midair.version import __version__
 
 if TYPE_CHECKING:
@@ -276,7 +277,7 @@ def _hold(found: Runtime) -> list[Lease]:
             f"instance {found.instance!r} is running (pids {pids}): --repair is for a dead one",
             Exit.ALREADY_RUNNING,
         )
-    held = [up.only_manager(found)]
+    held = [takeover.only_manager(found)]
     count = 1 + max((index for _, index in segments(found.instance)), default=0)
     roles: list[tuple[str, int | None]] = [(names.ROUTER, None), (names.DISPATCHER, None)]
     for role, index in roles + [(names.CONNMGR, n) for n in range(count)]:

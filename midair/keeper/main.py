@@ -5,7 +5,8 @@ it has one, the keeper the other: whichever dies, the survivor gives the newcome
 copies. The keeper maps nothing, parses nothing and never touches a socket it keeps, so
 there is next to nothing in it that could fail or need an upgrade.
 
-Its whole state is a dict from connection uid to descriptor. A keeper that replaces one that
+Beside those it holds the listening sockets of the instance (listening.py). Its whole state is a
+dict from uid to descriptor. A keeper that replaces one that
 was killed starts empty: its clients see their connections to it end and HOLD everything
 again. One that is to replace a keeper at work (an upgrade) first asks that one for all it
 has, so that there is no moment without copies; what its clients do not HOLD again was
@@ -27,6 +28,7 @@ from collections.abc import Mapping, Sequence
 from midair import names
 from midair.errors import MidairError, MissingError
 from midair.exits import Exit
+from midair.keeper import listening
 from midair.keeper.client import KeeperClient
 from midair.process import crash, role, trust, wire
 from midair.process.program import Program
@@ -38,10 +40,12 @@ RETRY_S = 0.01
 # The HOLD and the DROP of a uid come over different connections, so a DROP may be read first
 # (after the keeper was away, say): the uids dropped last are remembered, and not held again.
 DROPPED_MAX = 65536
-REUSED_UIDS = 1 << 63  # from here on uids are the guard's (native/guard.h), used again and again
 # Clients hold their sockets again as soon as they see a new keeper, or ask for them as soon
 # as they are started again: what has not been spoken of by then belongs to nobody.
 INHERITED_S = 60.0
+# Connections: of each part, of its successor, and some. More push out one that never spoke.
+PEERS_MAX = 256
+ANSWERS_MAX = 65536  # that wait for one peer: it asks and does not read
 log = logging.getLogger("midair")  # of this process, see program.py
 INHERIT_S_MAX = 20.0  # how long a keeper at work may take to give what it has
 
@@ -52,6 +56,7 @@ class Peer:
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self.version = 0  # of its last message: what it is answered in
+        self.spoke = False
         self.asked: list[int] | None = None  # a GIVE of this turn; empty: everything
         self.answers: deque[tuple[int, list[int]]] = deque()  # (op, uids) still to be sent
 
@@ -75,6 +80,14 @@ class Keeper:
         self._selector.register(listener, selectors.EVENT_READ)
         self._peers: dict[int, Peer] = {}
         self._retry = False
+
+    def keep_own(self) -> None:
+        """Holds a copy of its listening socket, for a manager that did not open it."""
+        uid = listening.uid(names.FD_KEEPER)
+        if uid in self.held:
+            os.close(self.held[uid])
+        self._unclaimed.discard(uid)
+        self.held[uid] = os.dup(self._listener.fileno())
 
     def watch(self, fd: int) -> None:
         """Ends the waiting of `turn` when `fd` is readable (the program's signals)."""
@@ -117,15 +130,17 @@ class Keeper:
         while True:
             try:
                 sock, _ = self._listener.accept()
-            except BlockingIOError:
+            except OSError:  # nobody, or no descriptors for anybody
                 return
-            except OSError as error:
-                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ECONNABORTED):
-                    return
-                raise
             if not trust.is_welcome(sock, self._listener):
                 continue
             sock.setblocking(False)
+            if len(self._peers) >= PEERS_MAX:
+                silent = (peer for peer in self._peers.values() if not peer.spoke)
+                if (oldest := next(silent, None)) is None:
+                    sock.close()
+                    continue
+                self._forget(oldest)
             self._peers[sock.fileno()] = Peer(sock)
             self._selector.register(sock, selectors.EVENT_READ)
             # It may have sent something already, and this turn's answers must know of it.
@@ -138,6 +153,7 @@ class Keeper:
                 data, fds = wire.receive(peer.sock)
                 if not data:
                     return self._forget(peer)
+                peer.spoke = True
                 self._obey(peer, data, fds)
             except BlockingIOError:
                 return
@@ -175,10 +191,12 @@ class Keeper:
                     os.close(older)
         elif op == wire.DROP:
             wire.close_all(self.held.pop(uid) for uid in uids if uid in self.held)
-            self.dropped.update(dict.fromkeys(uid for uid in uids if uid < REUSED_UIDS))
+            self.dropped.update(dict.fromkeys(uid for uid in uids if uid < listening.REUSED_UIDS))
             while len(self.dropped) > DROPPED_MAX:
                 del self.dropped[next(iter(self.dropped))]
             crash.here("keeper.dropped")
+        elif len(peer.answers) >= ANSWERS_MAX:
+            raise wire.WireError("it does not read its answers")
         elif op == wire.GIVE:
             peer.asked = uids
         elif op == wire.PING:
@@ -187,7 +205,9 @@ class Keeper:
             raise wire.WireError(f"op {op}")
 
     def _answer(self, peer: Peer, asked: Sequence[int]) -> None:
-        wanted = [uid for uid in asked if uid in self.held] if asked else list(self.held)
+        wanted = [uid for uid in asked or self.held if uid in self.held]
+        if not asked:
+            wanted = [uid for uid in wanted if uid not in listening.UIDS]
         for at in range(0, len(wanted), wire.FDS_MAX):
             peer.answers.append((wire.HELD, wanted[at : at + wire.FDS_MAX]))
         peer.answers.append((wire.END, []))
@@ -235,7 +255,8 @@ def inherit(program: Program) -> dict[int, int]:
     try:
         while not program.stopping and patience_s < INHERIT_S_MAX:
             try:
-                return dict(client.give(None, patience_s))
+                given = client.give(None, patience_s)
+                return dict(given + client.give(listening.UIDS, patience_s))
             except MissingError:
                 # Connecting works without a keeper, too: see whether there is one.
                 if program.lease.try_acquire():
@@ -273,6 +294,7 @@ class KeeperRole(role.Role):
         listener = socket.socket(fileno=self._fd)
         listener.setblocking(False)
         self._keeper = Keeper(listener, self._inherited)
+        self._keeper.keep_own()
         self._keeper.watch(self.program.wake_fd)
         return {}
 

@@ -11,7 +11,8 @@ Every line has "kind", "component", "pid", "generation" (null where the writer d
     kind         by          details
     up           manager     version, listen
     down         manager     why
-    died         manager     end, code (of the exit; below 0: the signal), deaths
+    taken_over   manager     version, parts: how many were alive, missing: those that were not
+    died         manager     end, code (of the exit; below 0: the signal; null: not known), deaths
     hung         manager     silent_s
     active       component   version, start_ms: from the start of the process until it is ready;
                              taken_over_ns: when it got the lease, if it had to wait for it
@@ -45,6 +46,7 @@ LINE_BYTES_MAX = 4096
 
 UP = "up"
 DOWN = "down"
+TAKEN_OVER = "taken_over"
 DIED = "died"
 HUNG = "hung"
 ACTIVE = "active"
@@ -58,6 +60,7 @@ SLOW_CONSUMER = "slow_consumer"
 KINDS = (
     UP,
     DOWN,
+    TAKEN_OVER,
     DIED,
     HUNG,
     ACTIVE,
@@ -155,6 +158,10 @@ def tell(event: dict[str, Any]) -> str:
         return f"instance up, version {said.get('version')}"
     if kind == DOWN:
         return f"instance ends: {said.get('why')}"
+    if kind == TAKEN_OVER:
+        missing = said.get("missing")
+        lost = f", without {', '.join(missing)}" if isinstance(missing, list) and missing else ""
+        return f"manager took over {said.get('parts')} parts{lost}"
     if kind == DIED:
         return f"{who} died: {said.get('end')}"
     if kind == HUNG:

@@ -3,7 +3,8 @@
 A lease is a SysV semaphore of value 1, taken with SEM_UNDO. Facts relied on:
 - when a process dies, by whatever means, the kernel undoes what it did with SEM_UNDO, so
   the value goes back to 1 and one waiter wakes up at once: no time-outs, no heartbeats;
-- undo lists are not inherited by fork(), so a child never holds its parent's lease;
+- undo lists are not inherited by fork(), so a child never holds its parent's lease; they stay over
+  exec(), so a process that becomes another program still holds its own;
 - a semaphore's creation and the setting of its value are two calls. Both are done under
   a file lock; a creator that died between them has left value 0 and an operation time
   of 0, which a semaphore that somebody holds cannot have;
@@ -86,6 +87,11 @@ class Lease:
     def try_acquire(self) -> bool:
         """Takes the lease if nobody has it."""
         self.held = self.held or self._operate(-1, SEM_UNDO | IPC_NOWAIT, None)
+        return self.held
+
+    def resume(self) -> bool:
+        """Takes up what this process had before it called exec(), which leaves it alone."""
+        self.held = self.held or self.is_ours()
         return self.held
 
     def release(self) -> None:

@@ -29,9 +29,17 @@ from typing import Any
 from midair import arguments, config, names
 from midair.errors import ConfigError, MidairError
 from midair.exits import Exit
-from midair.process import events, ipc, sdnotify
+from midair.process import events, ipc, sdnotify, spawn
 from midair.process.lease import WAIT_S, Lease
-from midair.process.runtime import ACTIVE, STANDBY, STARTING, Runtime, State, start_ticks
+from midair.process.runtime import (
+    ACTIVE,
+    STANDBY,
+    STARTING,
+    Origin,
+    Runtime,
+    State,
+    start_ticks,
+)
 from midair.version import __version__
 
 
@@ -71,7 +79,11 @@ class Program:
         self.generation = self.runtime.next_generation(role, self.index)
         self.lease = Lease(self.runtime, role, self.index)
         self.wake_fd = self._catch_signals()
+        origin = self._origin()
+        self.runtime.write_origin(role, self.index, origin)
         self.set_state(STARTING)
+        if origin.managed:
+            spawn.outlive_parent()
 
     def listen_fds(self, name: str) -> list[int]:
         """The listening descriptors of that name, in the order they were passed."""
@@ -144,6 +156,18 @@ class Program:
             state=state,
             generation=self.generation,
             started_at=self.started_at,
+        )
+
+    def _origin(self) -> Origin:
+        ticks = start_ticks(os.getpid())
+        assert ticks is not None
+        return Origin(
+            pid=os.getpid(),
+            start_ticks=ticks,
+            managed=self._notifier.address == self.runtime.socket(names.NOTIFY_SOCKET),
+            python=sys.executable,
+            root=str(Path(__file__).resolve().parents[2]),
+            stderr=_pipe_in(self.runtime),
         )
 
     def ready(self, status: str = "", *, serving: bool = True) -> None:
@@ -240,7 +264,8 @@ def run(
     try:
         serve(Program(role, args))
     except MidairError as error:
-        print(f"midair-{called}[{os.getpid()}] error: {error}", file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError):  # nobody reads it
+            print(f"midair-{called}[{os.getpid()}] error: {error}", file=sys.stderr, flush=True)
         return error.code
     return Exit.OK
 
@@ -275,6 +300,7 @@ def make_log(called: str, level: str) -> logging.Logger:
     log = logging.getLogger("midair")
     log.setLevel(level.upper())
     log.propagate = False
+    logging.raiseExceptions = False  # a log that nobody reads is full after a while
     for old in list(log.handlers):
         log.removeHandler(old)
     handler = logging.StreamHandler(sys.stderr)
@@ -287,6 +313,14 @@ class _LowerLevel(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         record.levelname = record.levelname.lower()
         return super().format(record)
+
+
+def _pipe_in(runtime: Runtime) -> str:
+    """The name of the pipe our log goes to, if it lies in the runtime directory."""
+    with contextlib.suppress(OSError):
+        path = Path(os.readlink("/proc/self/fd/2"))
+        return path.name if path.parent == runtime.path.resolve() else ""
+    return ""
 
 
 def raise_descriptor_limit() -> int:

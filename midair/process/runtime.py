@@ -26,7 +26,7 @@ import stat
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -47,6 +47,18 @@ _PATH_BYTES_MAX = 107 - len("/connmgr-31.sock")
 
 
 @dataclass(frozen=True)
+class Origin:
+    """Where a process comes from: what a manager has to know that did not start it."""
+
+    pid: int
+    start_ticks: int
+    managed: bool  # it was started by `midair up`, not by systemd or by hand
+    python: str  # the interpreter it runs
+    root: str  # the directory its packages are in
+    stderr: str  # the pipe in the runtime directory that it writes its log to; empty: elsewhere
+
+
+@dataclass(frozen=True)
 class State:
     """What a component says about itself. One file for each process, replaced atomically."""
 
@@ -58,6 +70,12 @@ class State:
     state: str
     generation: int
     started_at: float  # seconds since the epoch
+    origin: Origin | None = None  # in a file of its own: release 0.1 takes no more keys here
+
+    @property
+    def managed(self) -> bool:
+        """Whether it belongs to `midair up`, also when that is gone."""
+        return self.origin is not None and self.origin.managed
 
     @property
     def uptime_s(self) -> float:
@@ -261,19 +279,28 @@ class Runtime:
             self.write(name, f"{last + 1}\n")
         return last + 1
 
+    def has_started(self, role: str, index: int | None = None) -> bool:
+        """Whether a role was ever acted in, in the life of the instance."""
+        return (self.path / f"{_stem(role, index)}.generation").exists()
+
     def write_state(self, state: State) -> None:
         """Says what this component is doing; removes what dead ones of its role left."""
         stem = _stem(state.role, state.index)
-        self.write(f"{stem}.{state.pid}.state", json.dumps(asdict(state)))
+        self.write(f"{stem}.{state.pid}.state", _text(state))
         for path in [*self.path.glob(f"{stem}.*.state"), *self.path.glob(f"{stem}.*.next")]:
             if self._read_state(path.name) is None:
                 with contextlib.suppress(FileNotFoundError, PermissionError):
                     path.unlink()
+                    path.with_suffix(".origin").unlink(missing_ok=True)
+
+    def write_origin(self, role: str, index: int | None, origin: Origin) -> None:
+        """Says where this process comes from, once, before it says what it does."""
+        self.write(f"{_stem(role, index)}.{origin.pid}.origin", json.dumps(asdict(origin)))
 
     def prepare_state(self, state: State) -> None:
         """Writes a state that the process is not in yet, for `enter_state`."""
         stem = _stem(state.role, state.index)
-        self.write(f"{stem}.{state.pid}.next", json.dumps(asdict(state)))
+        self.write(f"{stem}.{state.pid}.next", _text(state))
 
     def enter_state(self, role: str, index: int | None, pid: int) -> None:
         """The prepared state is the one it is in now: one call, for who is in a hurry."""
@@ -296,7 +323,14 @@ class Runtime:
             state = msgspec.json.decode(self.read(name), type=State)
         except (OSError, ValueError, RecursionError):
             return None
-        return state if start_ticks(state.pid) == state.start_ticks else None
+        if start_ticks(state.pid) != state.start_ticks:
+            return None
+        with contextlib.suppress(OSError, ValueError, RecursionError):
+            text = self.read(name.removesuffix(".state").removesuffix(".next") + ".origin")
+            origin = msgspec.json.decode(text, type=Origin)
+            if origin.start_ticks == state.start_ticks:
+                return replace(state, origin=origin)
+        return state
 
     def open_shared(self, name: str, flags: int = 0) -> int:
         """A descriptor of a file that every component may write; made if it is not there."""
@@ -344,6 +378,10 @@ class Runtime:
 
 def _stem(role: str, index: int | None) -> str:
     return role if index is None else f"{role}-{index}"
+
+
+def _text(state: State) -> str:
+    return json.dumps({key: value for key, value in vars(state).items() if key != "origin"})
 
 
 def _check(path: Path, ours: bool) -> os.stat_result:

@@ -50,9 +50,9 @@ class Notifier:
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         address = environ.get("NOTIFY_SOCKET", "")
-        self._address = "\0" + address[1:] if address.startswith("@") else address
+        self.address = "\0" + address[1:] if address.startswith("@") else address
         self._socket: socket.socket | None = None
-        if self._address:
+        if self.address:
             self._socket = socket.socket(
                 socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
             )
@@ -63,7 +63,7 @@ class Notifier:
             return
         text = "\n".join(f"{name}={value}" for name, value in fields.items())
         try:
-            self._socket.sendto(text.encode(), self._address)
+            self._socket.sendto(text.encode(), self.address)
         except OSError:
             return
 

@@ -1,4 +1,4 @@
-"""Starting a component process: descriptors from 3 on, a user, and no life without us.
+"""Starting a component process: descriptors from 3 on, a user, and no life that nobody knows of.
 
 This is fork() and exec() by hand because LISTEN_PID has to be the pid of the child, which
 only the child knows before exec(). The caller has no other threads, so the child may run
@@ -6,7 +6,8 @@ Python between the two; whatever goes wrong there is written to its stderr.
 
 Facts relied on: PR_SET_PDEATHSIG sends the signal when the thread that forked ends, is
 cleared by a change of user (so it is set after that), and is lost if the parent died
-before the call (so the parent is checked after it).
+before the call (so the parent is checked after it). It stays over exec(): a process dies with the
+manager until it has said who it is (`outlive_parent`), and from then on the next one finds it.
 """
 
 from __future__ import annotations
@@ -75,6 +76,11 @@ def end_with_parent(number: signal.Signals) -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
+def outlive_parent() -> None:
+    """In a child that can be found from now on: it goes on when its parent dies."""
+    _libc.prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)
+
+
 def _become(
     argv: Sequence[str],
     environ: dict[str, str],
@@ -87,6 +93,7 @@ def _become(
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
     os.setpgid(0, 0)
 
     # Copies above the target range first, so that no dup2 overwrites one still needed.

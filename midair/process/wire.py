@@ -18,7 +18,7 @@ To a connmgr (HELLO comes after all that was sent to it before the question, by 
 To the keeper:
     HOLD     count x uid, with descriptors: keep these
     DROP     count x uid: close your copies
-    GIVE     count x uid: send me your copies; count 0 asks for all
+    GIVE     count x uid: send me your copies; count 0 asks for all of clients
     PING     count 0
 From the keeper:
     HELD     count x uid, count <= FDS_MAX, with descriptors

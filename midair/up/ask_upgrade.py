@@ -32,10 +32,11 @@ def run(runtime: Runtime, target: str, place: str | None, ready_s: float) -> Non
         "release": asdict(to),
     }
     progress = Progress()
+    begun = False
     try:
         # Between two things it tells, the manager waits for ready_s at most.
         for said in control.follow(runtime, request, ready_s + control.TIMEOUT_S):
-            told = Told.from_json(said)
+            told, begun = Told.from_json(said), True
             if told.event is Event.FAILED:
                 raise MidairError(told.why, Exit(told.code))
             if told.event is Event.DONE:
@@ -45,6 +46,11 @@ def run(runtime: Runtime, target: str, place: str | None, ready_s: float) -> Non
         raise MidairError("the manager says nothing any more; see midair status") from None
     finally:
         progress.end()
+    if begun:
+        raise NotRunningError(
+            "the manager has gone in the middle of it; midair up takes the instance over, and "
+            "midair status shows which version works"
+        )
     raise NotRunningError(
         f"instance {runtime.instance!r} has no manager (midair up); under systemd, restart its "
         "units one after the other"

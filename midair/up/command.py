@@ -1,46 +1,83 @@
-"""`midair up`: makes sure that it is alone, runs the manager, and leaves nothing behind."""
+"""`midair up`: makes sure that it is alone, runs the manager, and leaves nothing behind.
+
+An instance whose manager has died is taken over, with the configuration it has (takeover.py). A
+manager that is killed, or fails by a mistake of its own, leaves the parts as they are.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
-import select
 import shlex
-import time
 
 from midair import config, names
 from midair.config import Config
 from midair.errors import MidairError
 from midair.exits import Exit
 from midair.process import ipc, program, spawn
-from midair.process.lease import Lease
 from midair.process.runtime import Runtime
+from midair.up import release as releases
+from midair.up import succession, takeover
 from midair.up.manager import Manager
+from midair.up.succession import Handed
 from midair.version import __version__
-
-GONE_S = 5.0  # how long the components of a manager that was killed may take to follow it
 
 
 def up(conf: Config) -> None:
     """Runs an instance in the foreground until Ctrl-C, SIGTERM or `midair down`."""
     instance = conf.server.name
     user = _router_user(conf)
-    log = program.make_log("midair", conf.log.level)
-    program.raise_descriptor_limit()
-    program.set_process_name(names.MANAGER)
-    ipc.check_space(
-        conf.connmgrs * (conf.connmgr.arena_bytes + conf.connmgr.output_bytes),
-        f"{conf.connmgrs} connection managers",
-    )
+    log = _prepare(conf.log.level)
     runtime = Runtime.create(instance, None if user is None else user.gid)
-    _take_over(runtime)
-    try:
-        manager = Manager(
-            conf, runtime, log, user, lambda: _say(conf, manager.addresses, manager.monitor_address)
+    lease = takeover.only_manager(runtime)  # until this process dies
+    assert lease.held
+    running = takeover.look(runtime)
+    if running is None:
+        _begin(conf, runtime, log, user)
+        return
+    if changed := takeover.differences(conf, running):
+        log.warning(
+            "instance %r goes on with the configuration it was started with; yours differs in %s",
+            instance,
+            ", ".join(changed),
         )
-        manager.run()
-    finally:
-        clean(runtime)
+
+    def say() -> None:
+        print(_took_over(running, manager), flush=True)
+
+    manager = Manager(running, runtime, log, _router_user(running), say, take_over=True)
+    _run(manager, runtime, log)
+
+
+def succeed(instance: str, handed: Handed) -> None:
+    """This process was the manager of another release: goes on as one of this release."""
+    try:
+        runtime, running, log = _found(instance)
+        assert takeover.only_manager(runtime).held
+
+        def say() -> None:
+            log.info("%s", _took_over(running, manager))
+
+        manager = Manager(running, runtime, log, _router_user(running), say, take_over=True)
+    except BaseException as error:
+        if handed.failed:  # this is the release that worked before
+            raise
+        why = f"{type(error).__name__}: {error}".partition("\n")[0]
+        back = Handed(handed.control_fd, handed.old, handed.to, handed.since, why)
+        succession.become(instance, handed.old, back)
+        raise
+    manager.resume_upgrade(handed)
+    _run(manager, runtime, log)
+
+
+def rehearse(instance: str) -> None:
+    """Reads all that a manager of this release would take over, and changes nothing."""
+    runtime, running, _ = _found(instance)
+    _router_user(running)
+    takeover.Memory(runtime).read()
+    takeover.parts(runtime)
+    releases.own()
 
 
 def clean(runtime: Runtime) -> list[str]:
@@ -50,46 +87,55 @@ def clean(runtime: Runtime) -> list[str]:
     return removed
 
 
-def only_manager(runtime: Runtime) -> Lease:
-    """Takes the manager's lease, or says who has it."""
-    lease = Lease(runtime, names.MANAGER)
-    if not lease.try_acquire():
-        raise MidairError(
-            f"instance {runtime.instance!r} is already running (pid {lease.holder_pid()}); "
-            "stop it with `midair down`, or start another with --name",
-            Exit.ALREADY_RUNNING,
+def _prepare(level: str) -> logging.Logger:
+    log = program.make_log("midair", level)
+    program.raise_descriptor_limit()
+    program.set_process_name(names.MANAGER)
+    return log
+
+
+def _found(instance: str) -> tuple[Runtime, Config, logging.Logger]:
+    runtime = Runtime.open(instance)
+    running = config.load_part(runtime.path / takeover.CONFIG)
+    return runtime, running, _prepare(running.log.level)
+
+
+def _begin(conf: Config, runtime: Runtime, log: logging.Logger, user: spawn.User | None) -> None:
+    """Starts an instance where there is none."""
+    manager: Manager | None = None
+
+    def say() -> None:
+        assert manager is not None
+        print(_listening(conf, manager), flush=True)
+
+    try:
+        ipc.check_space(
+            conf.connmgrs * (conf.connmgr.arena_bytes + conf.connmgr.output_bytes),
+            f"{conf.connmgrs} connection managers",
         )
-    return lease
+        _remove_leftovers(runtime)
+        manager = Manager(conf, runtime, log, user, say)
+    finally:
+        if manager is None:
+            clean(runtime)
+    _run(manager, runtime, log)
 
 
-def wait_gone(pids: list[int], timeout_s: float) -> bool:
-    """Waits until none of the processes is left; False if that takes too long."""
-    deadline = time.monotonic() + timeout_s
-    for pid in pids:
-        try:
-            fd = os.pidfd_open(pid)
-        except ProcessLookupError:
-            continue
-        try:
-            poll = select.poll()
-            poll.register(fd, select.POLLIN)
-            if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
-                return False
-        finally:
-            os.close(fd)
-    return True
+def _run(manager: Manager, runtime: Runtime, log: logging.Logger) -> None:
+    try:
+        manager.run()
+    except MidairError:
+        raise
+    except Exception:
+        log.exception("a mistake in the manager; the parts go on, and midair up takes them over")
+        raise SystemExit(Exit.SOFTWARE) from None
+    finally:
+        if manager.ended:
+            clean(runtime)
 
 
-def _take_over(runtime: Runtime) -> None:
-    """Becomes the manager, and removes what a manager that was killed has left."""
-    only_manager(runtime)
-    alive = [s.pid for s in runtime.states() if s.role != names.MANAGER]
-    if not wait_gone(alive, GONE_S):
-        raise MidairError(
-            f"components of instance {runtime.instance!r} are running under another service "
-            f"manager (pids {', '.join(map(str, alive))}); stop them there, or use --name",
-            Exit.ALREADY_RUNNING,
-        )
+def _remove_leftovers(runtime: Runtime) -> None:
+    """Of an instance that has ended with all its parts."""
     ipc.remove_all(runtime.instance, runtime.owner_uid, keep_roles=(names.MANAGER,))
     try:
         ipc.check_names(runtime)
@@ -110,18 +156,31 @@ def _router_user(conf: Config) -> spawn.User | None:
     return None if user.uid == 0 else user
 
 
-def _say(conf: Config, addresses: list[str], monitor: str) -> None:
+def _listening(conf: Config, manager: Manager) -> str:
     """The one line of `midair up` on stdout: where, how to try it, how to stop it."""
-    host, port = config.split_address(addresses[0])
+    host, port = config.split_address(manager.addresses[0])
     local = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     server = config.join_address(local, port)
     option = "" if server == "127.0.0.1:4222" else f" --server {server}"
+    return (
+        f"midair {__version__} is listening on {', '.join(manager.addresses)}; "
+        f"try: midair sub{option} 'demo.>' and midair pub{option} demo.hello 'hi'; "
+        + _stop(conf, manager)
+    )
+
+
+def _took_over(running: Config, manager: Manager) -> str:
+    """The same of one that found an instance without a manager."""
+    count, missing = manager.found
+    again = f" and started {', '.join(missing)} again" if missing else ""
+    return (
+        f"midair {__version__} took over {count} parts of instance {running.server.name}{again}, "
+        f"listening on {', '.join(manager.addresses)}; " + _stop(running, manager)
+    )
+
+
+def _stop(conf: Config, manager: Manager) -> str:
     name = conf.server.name
     down = "midair down" + ("" if name == "midair" else f" --name {shlex.quote(name)}")
-    watch = f"; monitor: http://{monitor}/" if monitor else ""
-    print(
-        f"midair {__version__} is listening on {', '.join(addresses)}; "
-        f"try: midair sub{option} 'demo.>' and midair pub{option} demo.hello 'hi'; "
-        f"stop: Ctrl-C or {down}{watch}",
-        flush=True,
-    )
+    watch = f"; monitor: http://{manager.monitor_address}/" if manager.monitor_address else ""
+    return f"stop: Ctrl-C or {down}{watch}"

@@ -9,7 +9,8 @@ from typing import Any
 from midair import names
 from midair.process import events
 from midair.process.runtime import Runtime
-from midair.up.component import Component, Process
+from midair.up.component import Component
+from midair.up.process import Process
 from midair.up.told import Event, Told
 
 
@@ -27,6 +28,9 @@ class History:
 
     def down(self, why: str) -> None:
         self._own(events.DOWN, why=why)
+
+    def taken_over(self, version: str, parts: int, missing: list[str]) -> None:
+        self._own(events.TAKEN_OVER, version=version, parts=parts, missing=missing)
 
     def died(self, component: Component, process: Process, deaths: int) -> None:
         """One that was at work, or on its way there, has died. Its successor may be there."""

@@ -1,13 +1,20 @@
 """The listening sockets of an instance. `midair up` makes them, the components use them.
 
-They outlive every component: while one is away its clients wait in the backlog.
+They outlive every component, and the manager (sockets.py): while one is away its clients wait in
+the backlog. A TCP socket is bound at once and listens when it can be served (`listen`): until then
+connecting to it is refused.
+
+Facts relied on: all copies of a socket begin to listen when one does.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from midair import config, names
 from midair.errors import MidairError
@@ -16,10 +23,24 @@ from midair.process.runtime import Runtime
 
 CLIENT_BACKLOG = 4096
 PEER_BACKLOG = 128
+CHOOSE = "--port, server.listen"  # what to change about an address that is in use
+
+Owner = tuple[str, int | None]  # the role and index of a component
 
 
-def open_client(address: str, choose: str = "--port, server.listen") -> socket.socket:
-    """A TCP listener at "host:port"; port 0 takes a free one. `choose`: what to change."""
+@dataclass
+class Listening:
+    """A listening socket of a component."""
+
+    fd_name: str  # what it is called when it is passed on
+    uid: int  # under which the keeper has a copy
+    owner: Owner
+    open: Callable[[], socket.socket]  # binds it
+    sock: socket.socket | None = None
+
+
+def open_client(address: str, choose: str = CHOOSE) -> socket.socket:
+    """A TCP socket bound to "host:port"; port 0 takes a free one. `choose`: what to change."""
     host, port = config.split_address(address)
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -33,15 +54,26 @@ def open_client(address: str, choose: str = "--port, server.listen") -> socket.s
         if family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         sock.bind(resolved)
-        sock.listen(CLIENT_BACKLOG)
     except OSError as error:
         sock.close()
-        why = error.strerror or str(error)
-        if error.errno == errno.EADDRINUSE:
-            why = f"the port is in use by another program; choose another ({choose})"
-        raise MidairError(f"cannot listen on {address}: {why}", Exit.CANNOT_LISTEN) from None
+        raise _cannot(address, error, choose) from None
     sock.setblocking(False)
     return sock
+
+
+def listen(sock: socket.socket) -> None:
+    """Clients may connect from now on. It may listen already."""
+    try:
+        sock.listen(CLIENT_BACKLOG)
+    except OSError as error:  # two that were bound, and did not listen, may have the same address
+        raise _cannot(address_of(sock), error, CHOOSE) from None
+
+
+def _cannot(address: str, error: OSError, choose: str) -> MidairError:
+    why = error.strerror or str(error)
+    if error.errno == errno.EADDRINUSE:
+        why = f"the port is in use by another program; choose another ({choose})"
+    return MidairError(f"cannot listen on {address}: {why}", Exit.CANNOT_LISTEN)
 
 
 def open_peer(runtime: Runtime, name: str) -> socket.socket:
@@ -63,8 +95,11 @@ def address_of(sock: socket.socket) -> str:
 
 
 def _bound(runtime: Runtime, name: str, kind: socket.SocketKind, mode: int) -> socket.socket:
+    """In the place of one that a manager before us may have left."""
     sock = socket.socket(socket.AF_UNIX, kind)
     path = runtime.socket(name)
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
     sock.bind(path)
     os.chmod(path, mode)
     if mode & 0o060:

@@ -3,6 +3,8 @@
 It writes no shared memory and reads none, so damage there cannot take it along. What
 should run is the list of components; each turn of the loop compares it with what does.
 An upgrade (upgrade.py) is one more thing that is looked at in each turn.
+
+The parts do not need it: if it dies they go on, and the next manager takes them over (takeover.py).
 """
 
 from __future__ import annotations
@@ -13,31 +15,28 @@ import selectors
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
-
-import msgspec
 
 from midair import names
 from midair.config import Config
 from midair.errors import MidairError
 from midair.exits import Exit
-from midair.process import sdnotify, spawn, trust
+from midair.process import sdnotify, spawn
 from midair.process.runtime import ACTIVE, Runtime, State, start_ticks
-from midair.up import control, listeners, notices, report, upgrade
-from midair.up import release as releases
-from midair.up.component import Component, Life, Process
+from midair.up import control, listeners, notices, report, takeover
+from midair.up.component import Component
 from midair.up.history import History
+from midair.up.process import Life, Process
 from midair.up.release import Release
 from midair.up.roster import Roster, environ_for
-from midair.up.told import ENDS, Event, Told
-from midair.up.upgrade import Upgrade
+from midair.up.sockets import Sockets
+from midair.up.succession import SIGNALS, Handed
+from midair.up.upgrades import Upgrades
 from midair.version import __version__
 
-STOP_S = 3.0  # how long components may take to end before they are killed
 TURN_S_MAX = 1.0
-READY_S_MAX = 86400.0  # the longest that an upgrade may wait for a new process
 # A standby that died is replaced, but not in a tight loop: this long after its start, or
 # (one that never got as far as waiting) after its death.
 STANDBY_AGAIN_S = 1.0
@@ -57,7 +56,11 @@ class Manager:
         log: logging.Logger,
         router_user: spawn.User | None,
         on_ready: Callable[[], None],
+        take_over: bool = False,
     ) -> None:
+        """`take_over`: the instance is there, with that configuration."""
+        self.ended = False  # nothing of the instance is left
+        self.found: tuple[int, list[str]] = (0, [])  # parts that were there, those that were not
         self._conf = conf
         self._runtime = runtime
         self._log = log
@@ -69,34 +72,78 @@ class Manager:
         self._stop_by: float | None = None  # set while everything is being ended
         self._all_ready = False
         self._turned_at = time.monotonic()
-        self._upgrade: Upgrade | None = None
         self._selector = selectors.DefaultSelector()
         self._catch_signals()
 
-        self._clients = [listeners.open_client(item.address) for item in conf.server.listen]
-        self.addresses = [listeners.address_of(sock) for sock in self._clients]
-        self._monitor: socket.socket | None = None
-        if conf.monitor.listen:
-            where = "--monitor, monitor.listen"
-            self._monitor = listeners.open_client(conf.monitor.listen, where)
+        self._roster = Roster(conf, runtime, runtime.path / takeover.CONFIG, router_user)
+        self._components = self._roster.make_all()
+        self._sockets = Sockets(runtime, log)
+        if not take_over:
+            self._sockets.open_all(self._components)
+            # INFO tells clients where they are: a port that was left open is known by now.
+            self._conf = conf = self._as_it_is(conf)
+            runtime.write(takeover.CONFIG, conf.for_parts(__version__))
+        self.addresses = [item.address for item in conf.server.listen]
         self._notify = listeners.open_notify(runtime, router_user is not None)
-        self._control = listeners.open_peer(runtime, names.CONTROL_SOCKET)
         self._selector.register(self._notify, selectors.EVENT_READ, self._read_notify)
-        self._selector.register(self._control, selectors.EVENT_READ, self._accept_control)
-        # INFO tells clients where they are: a port that was left open is known by now.
-        actual = conf.listening_on(self.addresses)
-        actual = actual.with_("monitor", listen=self.monitor_address)
-        config_path = runtime.write("config.toml", actual.for_parts(__version__))
-        self._roster = Roster(conf, runtime, config_path, router_user)
-        self._components = self._roster.make_all(self._clients, self._monitor)
+        self._memory = takeover.Memory(runtime)
         self._environ = environ_for(runtime, conf.manager.watchdog_s)
         self._notifier = sdnotify.Notifier()
         self._history = History(runtime, self._write_state())
+        self._upgrades = Upgrades(
+            runtime,
+            log,
+            self._history,
+            self._start,
+            self._watch,
+            self._unwatch,
+            self._unheard,
+        )
+        if take_over:
+            self._take_over()
+        self._memory.keep(self._components)
+        self._control = listeners.open_peer(runtime, names.CONTROL_SOCKET)
+        self._desk = control.Desk(self._selector, self._control, self._serve_control)
 
     @property
     def monitor_address(self) -> str:
         """Where the monitor answers; empty: there is none."""
-        return "" if self._monitor is None else listeners.address_of(self._monitor)
+        return self._conf.monitor.listen
+
+    def _as_it_is(self, conf: Config) -> Config:
+        """The configuration with what was left open."""
+        at = {
+            name: [
+                listeners.address_of(it.sock)
+                for component in self._components
+                for it in component.listen
+                if it.fd_name == name and it.sock is not None
+            ]
+            for name in (names.FD_CLIENT, names.FD_MONITOR)
+        }
+        conf = conf.listening_on(at[names.FD_CLIENT]).with_("connmgr", count=conf.connmgrs)
+        return conf.with_("monitor", listen="".join(at[names.FD_MONITOR]))
+
+    def _take_over(self) -> None:
+        """Makes the parts that another manager has left its own. The others are started."""
+        known = self._memory.read()
+        if names.TRACER in known:
+            self._want_tracer(True)
+        standby = self._conf.manager.standby
+        count = takeover.adopt(self._runtime, self._components, known, standby)
+        missing = [c for c in self._components if not c.processes]
+        for component in missing:
+            if self._runtime.has_started(component.role, component.index):
+                component.died()
+        for component in self._components:
+            for process in component.processes:
+                self._watch(process)
+        self.found = count, [c.called for c in missing]
+        self._history.taken_over(__version__, *self.found)
+
+    def resume_upgrade(self, handed: Handed) -> None:
+        """This process was the manager of another release, which was asked to become this one."""
+        self._upgrades.resume(handed)
 
     def run(self) -> None:
         """Returns when the instance was ended; raises what made it fail.
@@ -105,24 +152,36 @@ class Manager:
         component is never started after a stop was asked for.
         """
         try:
-            while True:
-                self._take_signals()
-                self._reap()
-                self._kill_hung()
-                self._start_missing()
-                self._go_on_upgrading()
-                self._announce()
-                if self._finished():
-                    break
-                for key, _ in self._selector.select(self._turn_s()):
-                    key.data(key.fileobj)
+            while not self._finished():
+                self.turn()
         finally:
-            self._kill_all(signal.SIGKILL)
-            for component in self._components:
-                for process in component.processes:
-                    process.reap(wait=True)
+            if self._stop_by is not None:  # if not, a mistake of ours: the parts go on
+                self._kill_all(signal.SIGKILL)
+                for component in self._components:
+                    for process in component.processes:
+                        process.reap(wait=True)
+                self.ended = True
         if self._failure is not None:
             raise self._failure
+
+    def turn(self) -> None:
+        """Compares what should be with what is, and waits for something to happen."""
+        self._take_signals()
+        self._reap()
+        self._kill_hung()
+        self._sockets.turn(self._components)
+        self._start_missing()
+        self._go_on_upgrading()
+        self._announce()
+        self._memory.keep(self._components)
+        self._desk.turn()
+        if self._finished():
+            return
+        for key, _ in self._selector.select(self._turn_s()):
+            try:
+                key.data(key.fileobj)
+            except Exception:  # whatever it was: nobody's message is worth the manager
+                self._log.exception("what arrived could not be handled")
 
     # Turns
 
@@ -135,16 +194,16 @@ class Manager:
                 self._kill_all(signal.SIGKILL)  # asked twice: at once
             self._asked_to_stop = True
         if self._asked_to_stop and self._stop_by is None:
-            self._stop_by = time.monotonic() + STOP_S
+            self._stop_by = time.monotonic() + takeover.STOP_S
             self._history.down(str(self._failure or "asked to"))
             self._kill_all(signal.SIGTERM)
 
     def _reap(self) -> None:
         for component in self._components:
             for process in list(component.processes):
-                fd = process.stderr_fd
+                watched = (process.stderr_fd, process.pidfd)
                 if process.reap():
-                    self._selector.unregister(fd)
+                    self._unwatch(watched)
                     component.processes.remove(process)
                     if self._stop_by is None:
                         self._bury(component, process)
@@ -179,7 +238,8 @@ class Manager:
                     component.start_after = time.monotonic() + MONITOR_BROKEN_S
                     return
                 self._history.gave_up(component, process, why)
-                code = Exit(process.last_code) if process.hopeless else Exit.RESTART_LIMIT
+                known = process.last_code if process.hopeless else None
+                code = Exit.RESTART_LIMIT if known is None else Exit(known)
                 self._give_up(MidairError(f"{called} {why}", code))
                 return
             back = component.release
@@ -214,6 +274,7 @@ class Manager:
                 if silent_s is not None:
                     self._log.error("%s silent for %.1f s: killed", component.called, silent_s)
                     self._history.hung(component, process, silent_s)
+                    process.gone_quiet = True
                     process.kill(signal.SIGKILL)
 
     def _start_missing(self) -> None:
@@ -222,6 +283,8 @@ class Manager:
         for component in self._components:
             staff = component.staff
             if component.switching or time.monotonic() < component.start_after:
+                continue
+            if not component.can_start:
                 continue
             if not staff or (
                 len(staff) == 1
@@ -239,28 +302,40 @@ class Manager:
         )
 
     def _start(self, component: Component, release: Release | None = None) -> Process:
-        process = component.start(self._environ, release)
-        self._selector.register(
-            process.stderr_fd, selectors.EVENT_READ, lambda _fd: process.read_stderr()
-        )
+        process = component.start(self._runtime, self._environ, release)
+        self._watch(process)
         return process
 
+    def _watch(self, process: Process) -> None:
+        """Its last words and its end wake us up."""
+        if process.stderr_fd >= 0:
+            self._selector.register(
+                process.stderr_fd, selectors.EVENT_READ, lambda _fd: process.read_stderr()
+            )
+        self._selector.register(process.pidfd, selectors.EVENT_READ, lambda _fd: None)
+
+    def _unwatch(self, fds: Sequence[int]) -> None:
+        for fd in fds:
+            if fd >= 0:
+                self._selector.unregister(fd)
+
     def _go_on_upgrading(self) -> None:
-        if self._upgrade is None:
-            return
         if self._stop_by is not None:
-            self._upgrade.abort("the instance is ending")
-        self._upgrade.turn()
-        if self._upgrade.over:
-            self._upgrade = None
+            self._upgrades.abort("the instance is ending")
+        self._upgrades.turn()
 
     def _announce(self) -> None:
         if self._all_ready or self._stop_by is not None:
             return
         needed = [c for c in self._components if c.role not in names.ONLOOKERS]
-        if all(component.active is not None for component in needed):
+        if all(c.active is not None and c.can_start for c in needed):
+            try:
+                self._sockets.listen(needed)
+            except MidairError as failure:
+                return self._give_up(failure)
             self._all_ready = True
-            self._history.up(__version__, self.addresses)
+            if not any(self.found):
+                self._history.up(__version__, self.addresses)
             self._notifier.send(READY=1, STATUS="listening on " + ", ".join(self.addresses))
             self._on_ready()
 
@@ -271,7 +346,8 @@ class Manager:
         if self._stop_by is not None:
             return max(0.0, min(TURN_S_MAX, self._stop_by - time.monotonic() + 0.001))
         turn_s = min(TURN_S_MAX, self._conf.manager.watchdog_s / 4)
-        return turn_s if self._upgrade is None else min(turn_s, self._upgrade.wait_s())
+        turn_s = min(turn_s, self._sockets.wait_s(self._components))
+        return min(turn_s, self._upgrades.wait_s())
 
     def _kill_all(self, number: signal.Signals) -> None:
         for component in self._components:
@@ -293,22 +369,13 @@ class Manager:
                         if process.life is Life.READY and was is not Life.READY:
                             self._history.ready(component, process)
 
-    def _accept_control(self, listener: socket.socket) -> None:
-        try:
-            sock, _ = listener.accept()
-        except OSError:
-            return
-        if not trust.is_welcome(sock, listener):
-            return
-        sock.setblocking(False)
-        self._selector.register(sock, selectors.EVENT_READ, self._read_control)
-
-    def _read_control(self, sock: socket.socket) -> None:
-        request = control.read(sock)
-        self._selector.unregister(sock)
+    def _serve_control(self, sock: socket.socket, request: dict[str, Any]) -> None:
         op = request.get("op")
         if op == control.UPGRADE:
-            return self._begin_upgrade(sock, request)
+            refusal = ""
+            if not self._all_ready or self._stop_by is not None:
+                refusal = "the instance is just starting or ending; try again when it is up"
+            return self._upgrades.begin(sock, request, self._components, refusal)
         if op == control.STATUS:
             control.answer(sock, self.report())
         elif op == control.TRACE:
@@ -328,43 +395,6 @@ class Manager:
                 process.retire()
         if want and not found:
             self._components.append(self._roster.make(names.TRACER))
-
-    def _begin_upgrade(self, sock: socket.socket, request: dict[str, Any]) -> None:
-        """Starts it, or says why not. It goes on even if the one who asked goes away."""
-
-        def tell(told: Told) -> None:
-            if told.event is Event.FAILED:
-                self._log.error("upgrade: %s", told.why)
-            elif told.event is not Event.DONE:
-                self._log.info("upgrade: %s: %s", told.component, told.text)
-            self._history.upgrade(told)
-            control.answer(sock, told.to_json())
-            if told.event in ENDS:
-                sock.close()
-
-        target = str(request.get("target"))
-        chosen = upgrade.choose(target, self._components)
-        refusal = ""
-        if self._upgrade is not None:
-            under_way = f"{self._upgrade.component.called} to {self._upgrade.to.version}"
-            refusal = f"another upgrade is under way ({under_way}); try again when it is over"
-        elif not self._all_ready or self._stop_by is not None:
-            refusal = "the instance is just starting or ending; try again when it is up"
-        elif not chosen:
-            all_of_them = ", ".join(component.called for component in self._components)
-            refusal = f"{target}: there is no such component here; there are {all_of_them}"
-        try:
-            to = msgspec.convert(request["release"], Release)
-            ready_s = float(request["ready_s"])
-            if not 0 < ready_s <= READY_S_MAX:
-                raise ValueError(ready_s)
-            refusal = refusal or releases.no_way_back(self._runtime, to)
-        except (KeyError, TypeError, ValueError):
-            refusal = f"this manager ({__version__}) does not understand what is asked for"
-        if refusal:
-            tell(Told(Event.FAILED, why=refusal))
-        else:
-            self._upgrade = Upgrade(chosen, to, ready_s, self._start, tell)
 
     # What there is
 
@@ -404,6 +434,12 @@ class Manager:
         self._selector.register(reader, selectors.EVENT_READ, self._read_wake)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
             signal.signal(number, self._queue_signal)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # those that came over exec()
+
+    def _unheard(self) -> list[int]:
+        """Signals that no turn has taken yet: they go to the release that this one becomes."""
+        numbers, self._signals = self._signals, []
+        return [number for number in numbers if number in SIGNALS]
 
     def _queue_signal(self, number: int, _frame: FrameType | None) -> None:
         self._signals.append(number)

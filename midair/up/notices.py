@@ -11,12 +11,13 @@ import struct
 from collections.abc import Iterator
 
 NOTICE_BYTES_MAX = 4096
+NOTICES_MAX = 256  # in one turn: whoever sends on and on does not keep the manager from its work
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
 
 def read(sock: socket.socket) -> Iterator[tuple[int, dict[str, str]]]:
-    """(pid, fields) of all that have come."""
-    while True:
+    """(pid, fields) of what has come."""
+    for _ in range(NOTICES_MAX):
         try:
             data, ancillary, _, _ = sock.recvmsg(
                 NOTICE_BYTES_MAX, socket.CMSG_SPACE(_CREDENTIALS.size), socket.MSG_DONTWAIT

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from midair.process.runtime import State
-from midair.up.component import Component, Life, Process
+from midair.up.component import Component
+from midair.up.process import Life, Process
 
 
 def rows(states: Sequence[State], components: Sequence[Component]) -> list[dict[str, Any]]:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
+import time
 from datetime import datetime
 from typing import Any
 
-from midair import shown
+from midair import names, shown
 from midair.errors import MidairError, MissingError, NotRunningError
 from midair.exits import Exit
 from midair.process import events, runtime
+from midair.process.lease import Lease
 from midair.process.runtime import Runtime
 from midair.up import command as up
-from midair.up import control
+from midair.up import control, takeover
 from midair.up.report import row
 
 DOWN_S = 15.0
+AGAIN_S = 0.05
 EVENTS_SHOWN = 10
 
 
@@ -36,6 +39,7 @@ def gather(instance: str) -> dict[str, Any]:
         addresses = []
     return {
         "instance": instance,
+        "managed": any(state.managed for state in states),  # and its manager is gone
         "listen": addresses,
         "components": [row(state, max(0, state.generation - 1)) for state in states],
         "events": noted(found),
@@ -67,6 +71,8 @@ def table(report: dict[str, Any]) -> str:
         )
     lines = [f"instance {report['instance']}, listening on {', '.join(report['listen'])}"]
     lines += shown.columns(rows, left=range(len(head)))
+    if report.get("managed"):
+        lines.append(f"there is no manager: midair up --name {report['instance']} takes over")
     if report.get("monitor"):
         lines.append(f"monitor: http://{report['monitor']}/")
     for it in report["events"]:
@@ -78,26 +84,36 @@ def table(report: dict[str, Any]) -> str:
 def down(instance: str) -> str:
     """Ends an instance and waits until it is gone; what to tell the user."""
     found = find(instance)
-    try:
-        pid = control.ask(found, control.DOWN)["pid"]
-    except NotRunningError:
-        return _clean_dead(found)
-    if not up.wait_gone([pid], DOWN_S):
+    deadline = time.monotonic() + DOWN_S
+    while True:
+        try:
+            pid = control.ask(found, control.DOWN)["pid"]
+            break
+        except NotRunningError:
+            lease = Lease(found, names.MANAGER)
+            if lease.try_acquire():
+                return _end_without_manager(found)
+            if time.monotonic() > deadline:
+                takeover.only_manager(found)  # says who has it
+            time.sleep(AGAIN_S)  # one that has just been started, or is just ending
+    if not takeover.wait_gone([pid], DOWN_S):
         raise MidairError(f"instance {instance!r} (pid {pid}) has not ended in {DOWN_S:g} s")
     return f"instance {instance!r} has ended"
 
 
-def _clean_dead(found: Runtime) -> str:
-    """What there is to do when no manager answers."""
-    alive = found.states()
-    if alive:
+def _end_without_manager(found: Runtime) -> str:
+    """For who has the manager's lease: there is nobody else who would do it."""
+    strangers = [state.pid for state in takeover.parts(found) if not state.managed]
+    if strangers:
         raise MidairError(
             f"instance {found.instance!r} was not started by `midair up` (pids "
-            f"{', '.join(str(state.pid) for state in alive)}): stop it where it was started, "
+            f"{', '.join(map(str, strangers))}): stop it where it was started, "
             "for example with systemctl"
         )
-    up.only_manager(found)
+    ended = takeover.end_parts(found)
     up.clean(found)
+    if ended:
+        return f"instance {found.instance!r} has ended; its manager was gone, its parts were not"
     raise NotRunningError(
         f"instance {found.instance!r} was not running any more; removed what it had left"
     )

@@ -26,7 +26,8 @@ from enum import Enum
 from typing import Any
 
 from midair import names
-from midair.up.component import Component, Life, Process
+from midair.up.component import Component
+from midair.up.process import Life, Process
 from midair.up.release import Release
 from midair.up.told import Event, Told
 
@@ -34,7 +35,9 @@ READY_S = 30.0  # a candidate has to be standby within this, and active within i
 SETTLE_S = 0.5  # a new process that dies sooner than this after it became active has failed
 ATTEMPTS_MAX = 3  # starts of the new release after the old process was ended
 ALL = "all"
-ORDER = (names.KEEPER, names.ROUTER, names.CONNMGR, names.DISPATCHER, names.MONITOR)
+# The manager comes last, by another way (succession.py).
+PARTS = (names.KEEPER, names.ROUTER, names.CONNMGR, names.DISPATCHER, names.MONITOR)
+ORDER = (*PARTS, names.MANAGER)
 
 Start = Callable[[Component, Release], Process]
 Tell = Callable[[Told], None]
@@ -89,6 +92,11 @@ class Upgrade:
             Step.BACK: self._back_again,
         }
         self._next()
+
+    @property
+    def called(self) -> str:
+        """Who is being upgraded."""
+        return self.component.called
 
     @property
     def component(self) -> Component:

@@ -79,6 +79,8 @@ class World:
             f"[limits]\nmax_connections = {CONNECTIONS_MAX}\n[connmgr]\ncount = 2\n"
         )
         self.tcp = [listeners.open_client("127.0.0.1:0") for _ in range(2)]
+        for sock in self.tcp:
+            listeners.listen(sock)
         self.keeper_listener = listeners.open_peer(self.runtime, names.KEEPER_SOCKET)
         self.receivers = [Receiver(self.runtime, index) for index in range(2)]
         self.pids: dict[str, int] = {}

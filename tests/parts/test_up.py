@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 import signal
@@ -29,6 +30,7 @@ from tests.support.instance import (
     processes_of,
     start,
 )
+from tests.support.processes import KeeperProcess
 
 pytestmark = pytest.mark.skipif(
     "MIDAIR_TEST_SERVER" in os.environ, reason="is about instances that the tests start"
@@ -147,26 +149,30 @@ def test_a_component_that_hangs_is_killed(make_midair: Make) -> None:
     assert greeted(instance)
 
 
-def test_nothing_survives_a_killed_manager_and_the_next_cleans_up(make_midair: Make) -> None:
-    instance = make_midair()
-    assert instance.process is not None
-    instance.process.kill()
-    instance.process.wait()
+def kill_all_of(instance: Instance) -> None:
+    parts = [row["pid"] for row in instance.status()["components"]]
+    instance.kill_manager()
+    for pid in parts:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     eventually(lambda: processes_of(instance.name) == [], "its components are gone")
+
+
+def test_if_all_are_killed_the_next_manager_cleans_up(make_midair: Make) -> None:
+    instance = make_midair()
+    kill_all_of(instance)
     assert ipc.leftovers(instance.name), "there is something to clean"
     again = make_midair(name=instance.name)
+    assert "is listening on" in again.line
     assert again.components()["connmgr/0"]["generation"] == 1
     assert greeted(again)
     again.stop()
     assert leaks_of(instance.name) == []
 
 
-def test_down_cleans_up_after_a_killed_manager(make_midair: Make) -> None:
+def test_down_cleans_up_if_all_were_killed(make_midair: Make) -> None:
     instance = make_midair()
-    assert instance.process is not None
-    instance.process.kill()
-    instance.process.wait()
-    eventually(lambda: processes_of(instance.name) == [], "its components are gone")
+    kill_all_of(instance)
     done = cli("down", "--name", instance.name)
     assert done.returncode == Exit.NOT_RUNNING
     assert "removed what it had left" in done.stderr
@@ -301,9 +307,21 @@ def test_status_without_a_manager_reads_what_the_parts_say(make_midair: Make) ->
     rows = instance.components()
     assert list(rows) == PARTS
     assert instance.status()["listen"] == [instance.address]
-    done = cli("down", "--name", instance.name)
-    assert done.returncode == Exit.FAILED
-    assert "systemctl" in done.stderr
+
+
+def test_down_leaves_parts_alone_that_another_service_manager_started(instance_name: str) -> None:
+    keeper = KeeperProcess(Runtime.create(instance_name))
+    try:
+        eventually(lambda: keeper.runtime.states(), "it says who it is")
+        for command, code in (("down", Exit.FAILED), ("up", Exit.ALREADY_RUNNING)):
+            done = cli(command, "--name", instance_name)
+            assert done.returncode == code
+            assert done.stderr.count("\n") == 1
+            assert str(keeper.pid) in done.stderr
+        assert [state.pid for state in keeper.runtime.states()] == [keeper.pid]
+    finally:
+        keeper.kill()
+        keeper.listener.close()
 
 
 def test_state_files_of_dead_processes_are_not_believed(instance_name: str) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -26,70 +25,14 @@ from midair.up.upgrade import choose
 from midair.version import __version__
 from tests.support.instance import PATIENCE_S, ROOT, Instance, cli, eventually, leaks_of
 from tests.support.live import Client, held, nobody_notices
+from tests.support.releases import BROKEN, NEXT, PACKAGES, Broken, build, patch
 
 pytestmark = pytest.mark.skipif(
     "MIDAIR_TEST_SERVER" in os.environ, reason="is about instances that the tests start"
 )
 Make = Callable[..., Instance]
-NEXT = "0.9.1"
-BROKEN = "0.9.2"
-PACKAGES = ("midair", "router", "dispatcher", "connmgr", "native")
 PARTS = ["keeper", "router", "connmgr/0", "connmgr/1", "dispatcher"]
-BUILD_S_MAX = 300
 UPGRADE_S_MAX = 180.0
-
-
-def patch(place: Path, path: str, pattern: str, new: str) -> None:
-    file = place / path
-    text, count = re.subn(pattern, lambda _match: new, file.read_text(), count=1)
-    assert count == 1, f"{path}: no {pattern}"
-    file.write_text(text)
-
-
-def build(place: Path) -> None:
-    environ = {k: v for k, v in os.environ.items() if k not in ("MIDAIR_NATIVE", "PYTHONPATH")}
-    done = subprocess.run(
-        [sys.executable, "native/build.py"],
-        cwd=place,
-        env=environ,
-        capture_output=True,
-        text=True,
-        timeout=BUILD_S_MAX,
-    )
-    assert done.returncode == 0, done.stderr
-
-
-@pytest.fixture(scope="session")
-def second(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A second version, built in a copy of the tree."""
-    place = tmp_path_factory.mktemp("second")
-    for package in PACKAGES:
-        shutil.copytree(
-            ROOT / package,
-            place / package,
-            ignore=shutil.ignore_patterns("__pycache__", "*.so", "*.o", "_midair.c"),
-        )
-    patch(place, "midair/version.py", r'"\d[^"]*"', f'"{NEXT}"')
-    build(place)
-    return place
-
-
-@pytest.fixture
-def broken(second: Path, tmp_path: Path) -> Callable[[str, str], Path]:
-    """Makes a version with some code added to the end of one file."""
-
-    def make(path: str, code: str) -> Path:
-        place = tmp_path / "broken"
-        shutil.copytree(second, place, ignore=shutil.ignore_patterns("__pycache__"))
-        patch(place, "midair/version.py", re.escape(NEXT), BROKEN)
-        with (place / path).open("a") as file:
-            file.write(code)
-        return place
-
-    return make
-
-
-Broken = Callable[[str, str], Path]
 
 
 def upgrade(
@@ -117,7 +60,11 @@ def upgraded(instance: Instance, what: str, to: Path, parts: list[str], version:
     for name, row in after.items():
         assert row["state"] == "active"
         assert row["restarts"] == 0
-        assert (row["pid"] != before[name]["pid"]) == (name in parts)
+        if name == "manager":  # it becomes the other release in the process that it is
+            assert row["pid"] == before[name]["pid"]
+            assert row["generation"] == before[name]["generation"] + (name in parts)
+        else:
+            assert (row["pid"] != before[name]["pid"]) == (name in parts)
         if name in parts:
             assert row["version"] == version
 
@@ -130,7 +77,8 @@ def upgraded(instance: Instance, what: str, to: Path, parts: list[str], version:
         ("connmgr/1", ["connmgr/1"]),
         ("connmgr", ["connmgr/0", "connmgr/1"]),
         ("dispatcher", ["dispatcher"]),
-        ("all", PARTS),
+        ("manager", ["manager"]),
+        ("all", [*PARTS, "manager"]),
     ],
 )
 def test_forward_and_back_under_load(
@@ -408,7 +356,7 @@ def test_what_cannot_be_upgraded_is_said_in_one_line(
     instance = make_midair()
     unreadable = broken("midair/version.py", "raise RuntimeError('not a version')\n")
     for what, place, code, says in [
-        ("manager", second, Exit.USAGE, "manager: there is no such component; keeper, router"),
+        ("tracer", second, Exit.USAGE, "tracer: there is no such component; keeper, router"),
         ("connmgr/7", second, Exit.FAILED, "connmgr/7: there is no such component here"),
         ("router", tmp_path, Exit.USAGE, "neither a virtual environment (no bin/python) nor"),
         ("router", unreadable, Exit.FAILED, "cannot be imported there: RuntimeError: not a"),

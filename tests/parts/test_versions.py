@@ -457,7 +457,7 @@ def test_each_part_works_beside_parts_of_a_release_to_come(
 def test_parts_read_the_configuration_of_a_manager_to_come(
     coming: Path, instance_name: str
 ) -> None:
-    """Its manager and its parts; then all parts are replaced by those of this release."""
+    """Its manager and its parts; then all are replaced by those of this release, it comes last."""
     words = ["up", "--name", instance_name, "--port", "0", "--connmgrs", "1", "--monitor", "0"]
     environ = {**os.environ, "PYTHONPATH": str(coming)}
     with subprocess.Popen(
@@ -472,14 +472,15 @@ def test_parts_read_the_configuration_of_a_manager_to_come(
             assert f"midair {COMING} is listening" in manager.stdout.readline()
             written = (Runtime.open(instance_name).path / "config.toml").read_text()
             assert written.count("to_come") == 2
-            done = coming_cli(coming, "upgrade", "all", "--name", instance_name, "--to", str(ROOT))
-            assert done.returncode == 0, done.stderr
-            report = json.loads(cli("status", "--json", "--name", instance_name).stdout)
-            found = {row["role"]: row["version"] for row in report["components"]}
-            assert found.pop("manager") == COMING
-            assert found == dict.fromkeys(
-                ("keeper", "router", "connmgr", "dispatcher", "monitor"), __version__
-            )
+            parts = ("keeper", "router", "connmgr", "dispatcher", "monitor")
+            for role in (*parts, "manager"):
+                to = ("--name", instance_name, "--to", str(ROOT))
+                done = coming_cli(coming, "upgrade", role, *to)
+                assert done.returncode == 0, done.stderr
+                report = json.loads(cli("status", "--json", "--name", instance_name).stdout)
+                found = {row["role"]: row["version"] for row in report["components"]}
+                assert found.pop("manager") == (__version__ if role == "manager" else COMING)
+            assert found == dict.fromkeys(parts, __version__)
             done = cli("check-config", str(Runtime.open(instance_name).path / "config.toml"))
             assert done.returncode == 78, "to a user it is an error"
         finally:

@@ -1,11 +1,13 @@
 """Who is killed when: a plan made from a seed, and the one who carries it out.
 
 The plan is the same for the same seed; at which instruction a kill strikes is not: that is
-the machine's doing. Only children of the manager we started are ever sent a signal.
+the machine's doing. Only processes of the instance we started are ever sent a signal: those that
+have its name on their command line.
 
-Two rules keep within what Midair promises. The keeper is killed alone: everybody else is up
-before, and connmgrs and dispatcher are left alone after, until the new keeper holds every
-socket again (asked of the keeper itself). The manager is never killed.
+Two rules keep within what Midair promises. The keeper is killed alone, or with the manager:
+everybody else is up before, and connmgrs and dispatcher are left alone after, until the new keeper
+holds every socket again (asked of the keeper itself). When the manager is killed, another one takes
+over, and who was killed with it, or in the middle of that, waits for it.
 """
 
 from __future__ import annotations
@@ -54,6 +56,8 @@ class Action:
 
 def plan(seed: int, components: list[str], upgrades: bool) -> Iterator[Action]:
     """The actions of a seed, without end."""
+    manager = names.MANAGER in components
+    components = [name for name in components if name != names.MANAGER]
     chance = random.Random(seed)
     mortal = [name for name in components if name != names.KEEPER]
     weights = {
@@ -68,9 +72,15 @@ def plan(seed: int, components: list[str], upgrades: bool) -> Iterator[Action]:
         "rest": 6,
         "upgrade": 10 if upgrades else 0,
         "upgrade and kill": 10 if upgrades else 0,
+        "manager": 10 if manager else 0,
+        "manager and kill": 8 if manager else 0,
+        "manager again": 5 if manager else 0,
+        "manager and keeper": 2 if manager and names.KEEPER in components else 0,
+        "upgrade manager": 4 if manager and upgrades else 0,
+        "upgrade and manager": 6 if manager and upgrades else 0,
     }
     if not mortal:
-        weights = {"keeper": 9, "rest": 1}
+        weights = {"keeper": 9 if components else 0, "manager": 9 if manager else 0, "rest": 1}
     kinds, odds = list(weights), list(weights.values())
 
     def some(low: float, high: float, count: int = 1) -> tuple[float, ...]:
@@ -102,6 +112,19 @@ def plan(seed: int, components: list[str], upgrades: bool) -> Iterator[Action]:
         elif kind == "mix":
             stopped = chance.choice(components)
             yield Action(kind, (stopped, chance.choice(mortal)), some(0, 0.3, 2), gap_s, settled)
+        elif kind == "manager":
+            yield Action(kind, (names.MANAGER,), some(0, 0.5), gap_s, True)
+        elif kind == "manager and kill":  # those that nobody starts again until it is back
+            who = tuple(chance.sample(mortal, chance.randint(1, min(2, len(mortal)))))
+            yield Action(kind, who, some(0, 0.02, 2), gap_s, settled)
+        elif kind == "manager again":
+            yield Action(kind, (one,), some(0, 0.6, chance.randint(1, 3)), gap_s, settled)
+        elif kind == "manager and keeper":
+            yield Action(kind, (names.KEEPER,), some(0, 0.3), gap_s, True)
+        elif kind == "upgrade manager":
+            yield Action(kind, (one,), some(0, 0.8), gap_s, settled)
+        elif kind == "upgrade and manager":
+            yield Action(kind, (one,), some(0, 1.0), gap_s, True)
         elif kind == "upgrade and kill":
             who = (one, chance.choice(mortal))
             yield Action(kind, who, some(0, 1.0), gap_s, settled)
@@ -111,9 +134,13 @@ def plan(seed: int, components: list[str], upgrades: bool) -> Iterator[Action]:
 
 @dataclass
 class Killer:
-    """Carries out actions on one instance."""
+    """Carries out actions on one instance.
 
-    manager_pid: int
+    `up` starts a manager, which takes over; `manager` is the one that was started last.
+    """
+
+    manager: subprocess.Popen[bytes]
+    up: Callable[[], subprocess.Popen[bytes]]
     components: list[str]  # all there should be, whether they may be killed or not
     runtime: Runtime
     log_path: Path
@@ -131,15 +158,21 @@ class Killer:
     def children(self) -> dict[str, list[int]]:
         """Component name -> pids, the oldest first; those that have ended are left out."""
         found: dict[str, list[int]] = {}
-        text = Path(f"/proc/{self.manager_pid}/task/{self.manager_pid}/children").read_text()
-        for pid in map(int, text.split()):
+        seen: dict[int, str] = {}
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            pid = int(path.parent.name)
             if pid in self.killed:
                 continue
             with contextlib.suppress(OSError, ValueError, KeyError, IndexError):
-                words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
+                words = path.read_bytes().decode().split("\0")
+                if words[words.index("--name") + 1] != self.runtime.instance:
+                    continue
                 role = ROLE_OF[words[words.index("-m") + 1]]
                 index = int(words[words.index("--index") + 1]) if "--index" in words else None
-                found.setdefault(names.component(role, index), []).append(pid)
+                seen[pid] = names.component(role, index)
+        for pid in sorted(seen, key=_started):
+            if _parent(pid) not in seen:  # the guard is a child of the dispatcher
+                found.setdefault(seen[pid], []).append(pid)
         return found
 
     def pids(self, who: str) -> list[int]:
@@ -292,6 +325,86 @@ class Killer:
     def do_rest(self, action: Action) -> None:
         self.sleep(action.delays_s[0])
 
+    # The manager
+
+    def kill_manager(self) -> None:
+        self.signal(names.MANAGER, self.manager.pid, signal.SIGKILL)
+        self.manager.wait()
+        assert self.manager.stdout is not None
+        self.manager.stdout.close()
+
+    def take_over(self) -> None:
+        self.manager = self.up()
+
+    def await_manager(self) -> None:
+        """Until it has taken over, and says so."""
+        assert self.manager.stdout is not None
+        os.set_blocking(self.manager.stdout.fileno(), False)
+        deadline, said = time.monotonic() + WHOLE_S, b""
+        while not said.endswith(b"\n"):
+            said += self.manager.stdout.read(4096) or b""
+            if time.monotonic() > deadline:
+                raise StormError(f"midair up has not taken over within {WHOLE_S:g} s: {said!r}")
+            self.sleep(0.01)
+        if b"took over" not in said:
+            raise StormError(f"midair up did not take over: {said!r}")
+
+    def do_manager(self, action: Action) -> None:
+        self.kill_manager()
+        self.sleep(action.delays_s[0])  # nobody notices
+        self.take_over()
+        self.await_manager()
+
+    def do_manager_and_kill(self, action: Action) -> None:
+        """It and one or two others, in one moment; the order is not ours to choose."""
+        self.kill_manager()
+        for who, delay_s in zip(action.who, action.delays_s, strict=False):
+            for pid in self.pids(who)[:1]:
+                self.signal(who, pid, signal.SIGKILL)
+            self.sleep(delay_s)
+        self.take_over()
+        self.await_manager()
+
+    def do_manager_again(self, action: Action) -> None:
+        """Again and again, while it takes over, and another one beside it."""
+        self.kill_manager()
+        for delay_s in action.delays_s:
+            self.take_over()
+            self.sleep(delay_s)
+            for pid in self.pids(action.who[0])[:1]:
+                self.signal(action.who[0], pid, signal.SIGKILL)
+            self.kill_manager()
+        self.take_over()
+        self.await_manager()
+
+    def do_manager_and_keeper(self, action: Action) -> None:
+        self.await_whole()
+        for who in self.components:
+            self.await_up(who)
+        self.keeper_new = True
+        pid = self.pids(names.KEEPER)[0]
+        self.kill_manager()
+        self.signal(names.KEEPER, pid, signal.SIGKILL)
+        self.sleep(action.delays_s[0])
+        self.take_over()
+        self.await_manager()
+
+    def do_upgrade_manager(self, action: Action) -> None:
+        """To the same release; another part is killed meanwhile."""
+        upgrade = self.start_upgrade(names.MANAGER)
+        self.sleep(action.delays_s[0])
+        self.kill(action.who[0])
+        self.end_upgrade(upgrade, names.MANAGER, must=True)
+
+    def do_upgrade_and_manager(self, action: Action) -> None:
+        """The manager is killed while it replaces another."""
+        upgrade = self.start_upgrade(action.who[0])
+        self.sleep(action.delays_s[0])
+        self.kill_manager()
+        self.end_upgrade(upgrade, action.who[0], must=False)
+        self.take_over()
+        self.await_manager()
+
     # Upgrades
 
     def start_upgrade(self, who: str) -> subprocess.Popen[str]:
@@ -333,3 +446,21 @@ class Killer:
         if pids:
             self.signal(killed, pids[-1 if action.settled else 0], signal.SIGKILL)
         self.end_upgrade(upgrade, upgraded, must=False)
+
+
+def _stat(pid: int) -> list[str]:
+    """Fields of /proc/<pid>/stat behind the name; nothing if it has ended."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return []
+
+
+def _parent(pid: int) -> int:
+    fields = _stat(pid)
+    return int(fields[1]) if fields else 0
+
+
+def _started(pid: int) -> tuple[int, int]:
+    """Sorts by age; numbers of processes begin anew some time."""
+    fields = _stat(pid)
+    return (int(fields[19]) if fields else 0), pid

@@ -16,6 +16,7 @@ import json
 import os
 import select
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -34,7 +35,8 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGE = "tests.storm"
 START_S = 60.0
 DRAIN_S = 150.0  # the clients' own patience, and a little
-COMPONENTS = (names.ROUTER, names.CONNMGR, names.DISPATCHER, names.KEEPER)
+PARTS = (names.ROUTER, names.CONNMGR, names.DISPATCHER, names.KEEPER)
+COMPONENTS = (*PARTS, names.MANAGER)
 CLIENTS = (
     *("steady", "bursty", "fanout", "large", "slow", "groups", "requests", "verbose", "idle"),
     *("churn1", "churn2", "library"),
@@ -181,7 +183,7 @@ class Run:
         self.clients: list[Client] = []
         self.report = Report()
         self.killer: Killer | None = None
-        self.manager: subprocess.Popen[bytes] | None = None
+        self.manager: subprocess.Popen[bytes] | None = None  # the one that was started last
         self._looked = 0.0
 
     # The instance
@@ -190,7 +192,28 @@ class Run:
         """Starts the instance; its port."""
         path = self.directory / "midair.toml"
         path.write_text(CONFIG.format(connmgrs=self.options.connmgrs) + self.options.extra_config)
-        with self.stderr_path.open("wb") as stderr:
+        manager = self.up()
+        assert manager.stdout is not None
+        ready, _, _ = select.select([manager.stdout], [], [], START_S)
+        line = manager.stdout.readline().decode() if ready else ""
+        if "listening on " not in line:
+            raise StormError(f"midair up did not start: {line!r} {self.stderr_path.read_text()}")
+        address = line.split("listening on ")[1].split(";")[0].split(", ")[0]
+        os.environ["MIDAIR_RUNTIME_DIR"] = str(self.runtime_base)  # for Runtime.open
+        self.killer = Killer(
+            manager,
+            self.up,
+            self.components(PARTS),
+            Runtime.open(self.name),
+            self.directory / "kills",
+            self.look,
+        )
+        return config.split_address(address)[1]
+
+    def up(self) -> subprocess.Popen[bytes]:
+        """Starts a manager: the first one, or one that takes over."""
+        path = self.directory / "midair.toml"
+        with self.stderr_path.open("ab") as stderr:
             self.manager = subprocess.Popen(
                 [
                     *(sys.executable, "-m", "midair", "up", "--name", self.name),
@@ -202,21 +225,7 @@ class Run:
                 stdout=subprocess.PIPE,
                 stderr=stderr,
             )
-        assert self.manager.stdout is not None
-        ready, _, _ = select.select([self.manager.stdout], [], [], START_S)
-        line = self.manager.stdout.readline().decode() if ready else ""
-        if "listening on " not in line:
-            raise StormError(f"midair up did not start: {line!r} {self.stderr_path.read_text()}")
-        address = line.split("listening on ")[1].split(";")[0].split(", ")[0]
-        os.environ["MIDAIR_RUNTIME_DIR"] = str(self.runtime_base)  # for Runtime.open
-        self.killer = Killer(
-            self.manager.pid,
-            self.components(COMPONENTS),
-            Runtime.open(self.name),
-            self.directory / "kills",
-            self.look,
-        )
-        return config.split_address(address)[1]
+        return self.manager
 
     def look(self) -> None:
         """Raises when something broke: a client, the manager, or a part by itself."""
@@ -224,7 +233,8 @@ class Run:
             client.read()
             if client.turned_away and not self.options.forgive_accept:
                 raise StormError(client.turned_away[0])
-        if self.manager is not None and self.manager.poll() is not None:
+        ended = self.manager is not None and self.manager.poll() is not None
+        if ended and self.manager is not None and self.manager.returncode != -signal.SIGKILL:
             raise StormError(f"midair up ended with {self.manager.returncode}")
         if time.monotonic() - self._looked > 1.0:
             self._looked = time.monotonic()
@@ -338,16 +348,20 @@ class Run:
         """Ends what was started, whatever happened."""
         for client in self.clients:
             client.end()
-        if self.manager is not None:
-            if self.manager.poll() is None:
-                self.manager.terminate()
-                try:
-                    self.manager.wait(START_S)
-                except subprocess.TimeoutExpired:
-                    self.manager.kill()
-                    self.manager.wait()
-            assert self.manager.stdout is not None
-            self.manager.stdout.close()
+        if self.manager is None:
+            return
+        if self.manager.poll() is None:
+            self.manager.terminate()
+            try:
+                self.manager.wait(START_S)
+            except subprocess.TimeoutExpired:
+                self.manager.kill()
+                self.manager.wait()
+        if self.manager.returncode < 0:
+            with contextlib.suppress(StormError):
+                self.cli("down")
+        assert self.manager.stdout is not None
+        self.manager.stdout.close()
 
 
 def can_upgrade() -> bool:

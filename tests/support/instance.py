@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -78,6 +78,8 @@ class Instance:
     process: subprocess.Popen[bytes] | None = None
     line: str = ""  # what it printed when it was ready
     stderr_path: Path = field(default_factory=Path)
+    words: tuple[str, ...] = ()  # the command line it was started with, without "midair"
+    place: Path = ROOT  # the tree whose code it runs
 
     @property
     def address(self) -> str:
@@ -127,7 +129,23 @@ class Instance:
         code = self.process.wait(PATIENCE_S)
         if self.process.stdout is not None:
             self.process.stdout.close()
+        if code < 0:  # its manager was killed, and the parts go on
+            self.cli("down", "--name", self.name)
         return code
+
+    def kill_manager(self) -> int:
+        """`kill -9` of the manager alone; its pid."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        return self.process.pid
+
+    def up_again(self, *more: str) -> str:
+        """Another `midair up` with the same command line; the line it says, when it is ready."""
+        self.process, self.line = launch((*self.words, *more), self.stderr_path, self.place)
+        return self.line
 
 
 def cli(*args: str, place: Path = ROOT, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -155,11 +173,21 @@ def start(
     path = BASE / f"{name}.toml"
     path.write_text(text)
     stderr_path = BASE / f"{name}.stderr"
-    with stderr_path.open("wb") as stderr:
+    words = ("up", "--name", name, "--config", str(path))
+    words += (*(("--port", "0") if anywhere else ()), *options)
+    process, line = launch(words, stderr_path, place)
+    address = line.split("listening on ")[1].split(";")[0].split(", ")[0]
+    host, port = config.split_address(address)
+    return Instance(host, port, name, process, line, stderr_path, words, place)
+
+
+def launch(
+    words: Sequence[str], stderr_path: Path, place: Path = ROOT
+) -> tuple[subprocess.Popen[bytes], str]:
+    """Runs `midair up ...` until it says that it is ready; what it says."""
+    with stderr_path.open("ab") as stderr:
         process = subprocess.Popen(
-            [sys.executable, "-m", "midair", "up", "--name", name, "--config", str(path)]
-            + (["--port", "0"] if anywhere else [])
-            + list(options),
+            [sys.executable, "-m", "midair", *words],
             cwd=place,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -173,9 +201,7 @@ def start(
         process.wait()
         process.stdout.close()
         pytest.fail(f"midair up did not start: {line!r} {stderr_path.read_text()}")
-    address = line.split("listening on ")[1].split(";")[0].split(", ")[0]
-    host, port = config.split_address(address)
-    return Instance(host, port, name, process, line, stderr_path)
+    return process, line
 
 
 def elsewhere() -> Instance | None:
