@@ -76,7 +76,8 @@ class Process:
         if fields.get("READY") == "1" and self.life is not Life.READY:
             self.life = Life.READY
             self.ready_at = self.heard_at
-            with contextlib.suppress(ValueError):  # it says when that was, if it is ours
+            # It says when that was, if it is ours.
+            with contextlib.suppress(ValueError, OverflowError):
                 self.ready_at = int(fields.get("MONOTONIC_USEC", "")) / 1e6
         elif fields.get("STATUS") == STANDBY and self.life is Life.STARTING:
             self.life = Life.STANDBY

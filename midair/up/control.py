@@ -78,7 +78,7 @@ def read(sock: socket.socket) -> dict[str, Any]:
     """
     try:
         request = json.loads(sock.recv(MESSAGE_BYTES_MAX))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     if not isinstance(request, dict):
         return {}

@@ -359,7 +359,7 @@ class Manager:
             if not 0 < ready_s <= READY_S_MAX:
                 raise ValueError(ready_s)
             refusal = refusal or releases.no_way_back(self._runtime, to)
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, OverflowError):
             refusal = f"this manager ({__version__}) does not understand what is asked for"
         if refusal:
             tell(Told(Event.FAILED, why=refusal))
