@@ -37,7 +37,7 @@ DRAIN_S = 150.0  # the clients' own patience, and a little
 COMPONENTS = (names.ROUTER, names.CONNMGR, names.DISPATCHER, names.KEEPER)
 CLIENTS = (
     *("steady", "bursty", "fanout", "large", "slow", "groups", "requests", "verbose", "idle"),
-    *("churn1", "churn2", "library"),
+    *("churn1", "churn2", "library", "asks", "sessions", "comings", "names"),
 )
 
 CONFIG = """\
@@ -45,6 +45,7 @@ CONFIG = """\
 max_payload = "17MiB"
 max_pending = "512MiB"
 write_deadline_s = 600
+name_answer_s = 60
 [connmgr]
 count = {connmgrs}
 subscriptions = 65536
