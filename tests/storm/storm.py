@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -101,10 +102,13 @@ class Report:
         received = sum(client["received"] for client in self.clients.values())
         visits = sum(client.get("visits", 0) for client in self.clients.values())
         stayed = sum(len(client["ports"]) for client in self.clients.values())
+        modes: Counter[str] = Counter()
+        for client in self.clients.values():
+            modes.update(client.get("modes", {}))
         return (
             f"{self.kills} kills in {self.seconds:.0f} s ({_counts(self.by_component)}; "
             f"{_counts(self.by_kind)}); {sent} messages sent, {received} deliveries checked, "
-            f"{stayed} connections stayed, {visits} came and went, "
+            f"{stayed} connections stayed, {visits} came and went, modes: {_counts(modes)}, "
             f"{self.turned_away} turned away"
         )
 
