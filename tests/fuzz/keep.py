@@ -37,7 +37,7 @@ def few_of_python(target: str, inputs: Path, few: Path) -> None:
 def keep(target: str) -> int:
     """How many inputs the corpus of a target has now."""
     found = OUT / target / ("default/queue" if target == "parser" else "corpus")
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory(dir=OUT) as place:  # afl-cmin refuses /tmp
         inputs, few = write_inputs(target, Path(place) / "all"), Path(place) / "few"
         for at, path in enumerate(sorted(found.glob("*"))):
             if path.is_file() and path.stat().st_size <= INPUT_BYTES_MAX:
