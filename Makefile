@@ -2,7 +2,8 @@
 # make build   .venv with Midair in it, the C part compiled
 # make test    every test that guards a promise (PYTEST_ARGS=... for some of all tests)
 # make test-slow  the others: bench suite, drill, Spark, how pages look
-# make check   style, types, C warnings, and the native tests under ASan and UBSan
+# make check   style, types, C warnings, the native tests under ASan and UBSan, a minute of fuzzing
+# make fuzz    what arrives on sockets, made up by fuzzers (FUZZ_ARGS=SECONDS, 60 without)
 # make soak    storms of kills: a thousand and more (SOAK_ARGS=...)
 # make test-systemd  boot a real systemd in a container, restart everything under load (root)
 # make drill   upgrades and kills under load, checked and drawn (DRILL_ARGS=...)
@@ -22,7 +23,7 @@ ASAN := build/asan
 ASAN_TESTS := $(wildcard tests/native/test_*.py) tests/wire/test_codec_nats.py
 PYTHONS := midair router dispatcher connmgr native bench spark_jobs
 
-.PHONY: build run drill spark test test-slow test-systemd soak check style types imports warnings asan model instructions bench bench-native clean
+.PHONY: build run drill spark test test-slow test-systemd soak check style types imports warnings asan fuzz model instructions bench bench-native clean
 .DEFAULT_GOAL := build
 
 build: $(BIN)/.native
@@ -54,6 +55,10 @@ $(BIN)/.check: $(BIN)/.installed
 
 $(BIN)/.peers: $(BIN)/.installed
 	$(PIP) --editable '.[peers]'
+	@touch $@
+
+$(BIN)/.fuzz: $(BIN)/.installed
+	$(PIP) --editable '.[test,fuzz]'
 	@touch $@
 
 $(BIN)/.spark: $(BIN)/.installed
@@ -91,7 +96,7 @@ test-systemd: build $(BIN)/.test
 soak: build $(BIN)/.test
 	$(BIN)/python -m tests.storm --kills 1000 $(SOAK_ARGS)
 
-check: style types imports warnings asan model instructions
+check: style types imports warnings asan fuzz model instructions
 
 style: $(BIN)/.check
 	$(BIN)/ruff check $(PYTHONS) tests
@@ -120,6 +125,11 @@ asan: $(ASAN)/.built $(BIN)/.check
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
 	    ASAN_OPTIONS=detect_leaks=0 MIDAIR_NATIVE=$(ASAN) \
 	    $(BIN)/python -m pytest -q $(ASAN_TESTS)
+
+# AFL++ on the parser, Atheris on what reads sockets in Python (tests/fuzz/README.md).
+fuzz: build $(BIN)/.fuzz
+	@.ci/packages fuzz
+	$(BIN)/python -m tests.fuzz $(FUZZ_ARGS)
 
 model:
 	@.ci/packages model

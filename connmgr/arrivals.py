@@ -86,6 +86,7 @@ class Arrivals:
                 self._close(peer)
                 return False
             if wire.is_ask(data):
+                wire.close_all(fds)  # there are none, unless somebody else speaks
                 self._asked.append(peer)
                 return True
             entries = wire.unpack_handoff(data)

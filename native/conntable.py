@@ -166,7 +166,9 @@ class ConnTable:
         return int(ffi.cast("uint32_t *", self._at(slot))[0])
 
     def is_assigned(self, slot: int, uid: int, connmgr: int) -> bool:
-        """Whether the slot waits for that connmgr to serve that connection."""
+        """Whether there is such a slot, which waits for that connmgr to serve that connection."""
+        if not 0 <= slot < self.capacity:
+            return False
         it = self._at(slot)
         return self.state(slot) == ASSIGNED and it.uid == uid and it.connmgr == connmgr
 

@@ -167,6 +167,7 @@ class Keeper:
 
     def _obey(self, peer: Peer, data: bytes, fds: list[int]) -> None:
         if wire.is_ask(data):
+            wire.close_all(fds)  # there are none, unless somebody else speaks
             with contextlib.suppress(OSError):
                 wire.send(peer.sock, wire.hello())
             return

@@ -67,8 +67,10 @@ def spawn(
         _become(argv, dict(environ), listen, stderr_fd, user, parent)
     except BaseException as error:
         with contextlib.suppress(OSError):
-            os.write(stderr_fd, f"cannot start {argv[0]}: {error}\n".encode())
-    os._exit(_EXEC_FAILED)
+            said = f"cannot start {argv[0]}: {error}\n"
+            os.write(stderr_fd, said.encode(errors="backslashreplace"))
+    finally:  # whatever happens: a copy of the manager that goes on would end all that it started
+        os._exit(_EXEC_FAILED)
 
 
 def end_with_parent(number: signal.Signals) -> None:

@@ -158,6 +158,9 @@ def receive(sock: socket.socket) -> tuple[bytes, list[int]]:
     if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
         close_all(fds)
         raise CutShort(HEAD.unpack_from(data)[2] if len(data) >= HEAD.size else 0)
+    if not data:  # nobody of ours sends that: the same as the end
+        close_all(fds)
+        return data, []
     return data, list(fds)
 
 

@@ -37,6 +37,9 @@ class Load:
     async def open(self, hello: bytes = CONNECT) -> Client:
         return await Client.open(self.host, self.port, hello)
 
+    async def pause(self) -> None:
+        """Between two rounds of a role."""
+
     def count(self, what: str, n: int = 1) -> None:
         if not self.counts:
             print("at work", flush=True)

@@ -109,6 +109,7 @@ async def requests(load: Load, responders: int = 3, window: int = 20) -> None:
     async with serving(*workers, *everyone):
         at = 0
         while not load.stopping.is_set():
+            await load.pause()
             kinds = [load.random.choice("ooooonsa") for _ in range(window)]
             answers: dict[bytes, list[bytes]] = {}
             for kind in kinds:
@@ -191,6 +192,7 @@ async def sessions(load: Load, responders: int = 3) -> None:
     await client.sync()
     async with serving(*workers):
         while not load.stopping.is_set():
+            await load.pause()
             count = load.random.randint(3, 60)
             ends = [load.random.choice((b"mine", b"over")) for _ in inboxes]
             for at in range(count):
@@ -227,6 +229,7 @@ async def comings(load: Load) -> None:
     await client.send(b"SUB %s.* 1\r\n" % inbox)
     await client.sync()
     while not load.stopping.is_set():
+        await load.pause()
         # The last responder may be gone for us and not yet for the router: it had another topic.
         topic, rounds = b"go.%d.%d" % (load.seed, rounds), rounds + 1
         responder = await load.open()
@@ -272,6 +275,7 @@ async def names(load: Load) -> None:
     await watcher.send(b"SUB _midair.clients.%s 1\r\nSUB in.%d 2\r\n" % (name, load.seed))
     await watcher.sync()
     while not load.stopping.is_set():
+        await load.pause()
         client = await load.open(hello)
         await client.send(b"SUB _midair.ipc.%s 1\r\n" % name)
         await client.sync()

@@ -540,6 +540,10 @@ def main() -> int:
             from tests.storm import library
 
             library.run(name, port, seed)
+        elif kind not in ROLES:
+            from tests.storm import modes
+
+            modes.run(kind, port, seed)
         else:
             run(ROLES[kind](name, port, seed))
     except BrokenPromise as broken:

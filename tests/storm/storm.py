@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,7 +40,7 @@ PARTS = (names.ROUTER, names.CONNMGR, names.DISPATCHER, names.KEEPER)
 COMPONENTS = (*PARTS, names.MANAGER)
 CLIENTS = (
     *("steady", "bursty", "fanout", "large", "slow", "groups", "requests", "verbose", "idle"),
-    *("churn1", "churn2", "library"),
+    *("churn1", "churn2", "library", "asks", "sessions", "comings", "names"),
 )
 
 CONFIG = """\
@@ -47,6 +48,7 @@ CONFIG = """\
 max_payload = "17MiB"
 max_pending = "512MiB"
 write_deadline_s = 600
+name_answer_s = 60
 [connmgr]
 count = {connmgrs}
 subscriptions = 65536
@@ -102,10 +104,13 @@ class Report:
         received = sum(client["received"] for client in self.clients.values())
         visits = sum(client.get("visits", 0) for client in self.clients.values())
         stayed = sum(len(client["ports"]) for client in self.clients.values())
+        modes: Counter[str] = Counter()
+        for client in self.clients.values():
+            modes.update(client.get("modes", {}))
         return (
             f"{self.kills} kills in {self.seconds:.0f} s ({_counts(self.by_component)}; "
             f"{_counts(self.by_kind)}); {sent} messages sent, {received} deliveries checked, "
-            f"{stayed} connections stayed, {visits} came and went, "
+            f"{stayed} connections stayed, {visits} came and went, modes: {_counts(modes)}, "
             f"{self.turned_away} turned away"
         )
 

@@ -8,6 +8,7 @@ the first. The same seed makes the same choices, not the same timing.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import threading
@@ -16,6 +17,7 @@ from itertools import islice
 
 import pytest
 
+from tests.storm import modes
 from tests.storm.clients import Bursty, Flow
 from tests.storm.debris import own_deaths
 from tests.storm.killer import plan
@@ -64,13 +66,19 @@ class Liar:
         self.thread.start()
 
     def serve(self) -> None:
-        with self.listener.accept()[0] as client:
-            client.sendall(self.says)
-            if not self.hangs_up:
-                self.over.wait(30)
+        while not self.over.is_set():
+            try:
+                client, _ = self.listener.accept()
+            except OSError:  # closed
+                return
+            with client:
+                client.sendall(self.says)
+                if not self.hangs_up:
+                    self.over.wait(30)
 
     def close(self) -> None:
         self.over.set()
+        self.listener.shutdown(socket.SHUT_RDWR)
         self.thread.join(30)
         self.listener.close()
 
@@ -146,6 +154,20 @@ def test_a_verbose_client_notices_answers_out_of_order(liar: Callable[..., int])
     with pytest.raises(BrokenPromise, match="where b'PONG' was to come"):
         loop.until(lambda: False, "never")
     connection.close()
+
+
+@pytest.mark.parametrize("role", modes.ROLES)
+def test_a_client_of_a_mode_notices_that_it_is_dropped(role: str, liar: Callable[..., int]) -> None:
+    async def play() -> None:
+        load = modes.Paced(liar(INFO, hangs_up=True), 1)
+        try:
+            await modes.ROLES[role](load)
+        finally:
+            for client in load.clients:
+                await client.close()
+
+    with pytest.raises(BrokenPromise, match="connection dropped"):
+        asyncio.run(play())
 
 
 def test_sizes_of_the_bursty_lie_on_both_sides_of_what_is_copied() -> None:

@@ -1,0 +1,1 @@
+"""Fuzzers of what arrives on sockets: see README.md beside this file."""
