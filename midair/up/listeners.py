@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+from collections.abc import Sequence
 
 from midair import config, names
 from midair.errors import MidairError
@@ -18,8 +19,23 @@ CLIENT_BACKLOG = 4096
 PEER_BACKLOG = 128
 
 
-def open_client(address: str, choose: str = "--port, server.listen") -> socket.socket:
-    """A TCP listener at "host:port"; port 0 takes a free one. `choose`: what to change."""
+def open_clients(addresses: Sequence[str]) -> list[socket.socket]:
+    """Listeners for clients. `[::]` takes both families, unless another one takes IPv4 there."""
+    split = [config.split_address(address) for address in addresses]
+    by_ipv4 = {port for host, port in split if ":" not in host and port}
+    return [
+        open_client(address, both=port not in by_ipv4)
+        for address, (_, port) in zip(addresses, split, strict=True)
+    ]
+
+
+def open_client(
+    address: str, choose: str = "--port, server.listen", both: bool = True
+) -> socket.socket:
+    """A TCP listener at "host:port"; port 0 takes a free one. `choose`: what to change.
+
+    `both`: at `[::]` it takes clients of both families.
+    """
     host, port = config.split_address(address)
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -32,7 +48,8 @@ def open_client(address: str, choose: str = "--port, server.listen") -> socket.s
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
-            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            every = resolved[0] == "::"
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, not (every and both))
         sock.bind(resolved)
         sock.listen(CLIENT_BACKLOG)
     except OSError as error:

@@ -72,7 +72,7 @@ class Manager:
         self._selector = selectors.DefaultSelector()
         self._catch_signals()
 
-        self._clients = [listeners.open_client(item.address) for item in conf.server.listen]
+        self._clients = listeners.open_clients([item.address for item in conf.server.listen])
         self.addresses = [listeners.address_of(sock) for sock in self._clients]
         self._monitor: socket.socket | None = None
         if conf.monitor.listen:
