@@ -114,8 +114,11 @@ static void control_line(struct conn *c, const char *line, size_t length)
         if (c->state != CONN_INFO)
             return;
         if (!c->hub->server_version[0]) {
-            info_field(line, length, "\"version\":\"", c->hub->server_version,
+            info_field(line, length, "\"midair\":\"", c->hub->server_version,
                        sizeof c->hub->server_version);
+            if (!c->hub->server_version[0]) /* that of a Midair is the nats-server it corresponds to */
+                info_field(line, length, "\"version\":\"", c->hub->server_version,
+                           sizeof c->hub->server_version);
             info_field(line, length, "\"server_name\":\"", c->hub->server_name,
                        sizeof c->hub->server_name);
         }

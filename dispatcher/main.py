@@ -48,7 +48,8 @@ LEFT = (
 # Of the congestion controls the one that every kernel has and lets everyone use. It asks for no
 # pacing; of a socket that begun with bbr the kernel goes on to pace, at a rate nobody reaches.
 UNPACED = b"reno"
-LOCAL = ("127.", "::1", "::ffff:127.")
+MAPPED = "::ffff:"  # before an IPv4 address that a listener for both families has accepted
+LOCAL = ("127.", "::1", f"{MAPPED}127.")
 
 
 class Dispatcher(role.Role):
@@ -199,7 +200,7 @@ class Dispatcher(role.Role):
         connmgr = self._balance.choose()
         given = None
         if self._balance.total <= self._connections_max:
-            ip, port = address[0].partition("%")[0], address[1]
+            ip, port = _shown(address[0]), address[1]
             given = self._table.assign(connmgr, listener, ip, port, time.time_ns(), cookie_of(sock))
         if given is None:
             self._balance.take_back(connmgr)
@@ -236,6 +237,13 @@ class Dispatcher(role.Role):
 def _is_listening(sock: socket.socket) -> bool:
     """`midair up` opens it early, and lets clients connect when they can be served."""
     return bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+
+
+def _shown(ip: str) -> str:
+    """Without its zone; an IPv4 client of a listener for both families as such."""
+    ip = ip.partition("%")[0]
+    mapped = ip.startswith(MAPPED) and "." in ip and ip.count(":") == MAPPED.count(":")
+    return ip.removeprefix(MAPPED) if mapped else ip
 
 
 def _connections_max(program: Program) -> int:

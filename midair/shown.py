@@ -59,6 +59,14 @@ def go_duration(seconds: float) -> str:
     return "".join(parts) + f"{left}s"
 
 
+def go_microseconds(microseconds: int) -> str:
+    """A short time as Go writes it: 250µs, 1.5ms, 2.25s."""
+    for unit, length in (("s", 1_000_000), ("ms", 1000)):
+        if microseconds >= length:
+            return f"{microseconds / length:.6f}".rstrip("0").rstrip(".") + unit
+    return f"{microseconds}µs"
+
+
 def columns(lines: Sequence[Sequence[str]], left: Container[int]) -> list[str]:
     """Lines whose cells stand below each other: texts in the columns `left`, numbers elsewhere."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]

@@ -22,6 +22,7 @@ class Sub:
     connmgr: int
     subject: str
     queue: str
+    sid: str  # what its client calls it: the first 46 bytes of that
     routed: int  # of a queue group: messages sent its way; 0 for others
     max: int  # of a queue group: ends after that many messages; 0: never
 
@@ -60,6 +61,7 @@ class Census:
                         connmgr=connmgr,
                         subject=text[: sub.subject_len].decode(errors="replace"),
                         queue=text[sub.subject_len :].decode(errors="replace"),
+                        sid=bytes(ffi.buffer(sub.sid, sub.sid_len)).decode(errors="replace"),
                         routed=sub.routed,
                         max=sub.max,
                     )

@@ -43,6 +43,7 @@ REASONS = (
     "client name taken",
     "slow consumer (no room for output)",
     "replaced by a client of the same name",
+    "unfinished message, others waited for its room",
 )
 assert len(REASONS) == lib.CLOSE_REASONS
 PROTOCOL: int = lib.CLOSE_PROTOCOL

@@ -62,6 +62,9 @@ class Conn:
     pending: int
     subs: int
     stuck_ns: int
+    rtt_us: int  # as the kernel sees it; 0: not known yet
+    payload_in: int  # bytes of headers and bodies; bytes_in and bytes_out are of the streams
+    payload_out: int
 
 
 @dataclass(frozen=True)
@@ -184,7 +187,10 @@ class Reader:
                     bytes_out=row.bytes_out,
                     pending=row.pending,
                     subs=row.subs,
-                    stuck_ns=row.stuck_ns,
+                    stuck_ns=row.stuck_ms * 1_000_000,
+                    rtt_us=row.rtt_us,
+                    payload_in=row.payload_in,
+                    payload_out=row.payload_out,
                 )
 
 

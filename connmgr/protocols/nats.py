@@ -8,6 +8,7 @@ from typing import Any
 
 from connmgr import protocols
 from connmgr.protocols import Client, RefusedError, Server
+from midair.version import NATS_LEVEL
 from native import connmgr as native
 
 PROTO = 1  # the server may send INFO again
@@ -33,7 +34,8 @@ def greeting(server: Server) -> bytes:
     info = {
         "server_id": f"MIDAIR-{server.instance}",
         "server_name": server.name,
-        "version": server.version,
+        "version": NATS_LEVEL,
+        "midair": server.version,
         "proto": PROTO,
         "host": host.strip("[]"),
         "port": int(port),
@@ -56,9 +58,10 @@ def connect(data: bytes, options: int) -> Client:
         raise RefusedError("Parser Error") from None
     if not isinstance(said, dict):
         raise RefusedError("Parser Error")
+    # In any case, as Go reads JSON; of two that differ in case only the later one holds.
+    said = {key.casefold(): value for key, value in said.items() if value is not None}
     for key, (option, inverted) in _FLAGS.items():
-        value = said.get(key)
-        if value is None:
+        if (value := said.get(key)) is None:
             continue
         if not isinstance(value, bool):
             raise RefusedError("Parser Error")
@@ -67,7 +70,7 @@ def connect(data: bytes, options: int) -> Client:
     if not all(isinstance(text, str) for text in texts.values()):
         raise RefusedError("Parser Error")
     protocol = said.get("protocol", 0)
-    if not isinstance(protocol, int):
+    if not isinstance(protocol, int) or isinstance(protocol, bool):
         raise RefusedError("Parser Error")
     if protocol not in (0, 1):
         raise RefusedError("invalid client protocol")

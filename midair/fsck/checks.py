@@ -97,6 +97,7 @@ CHECKS: dict[str, Check] = {
     "sub_flags": Check("J6", "subscription {0}: active and dying at once ({1:#x})"),
     "sub_conn": Check("J6", _SUB + "of connection {2}, which is none"),
     "sub_sid": Check("J6", _SUB + "a sid of {2} bytes"),
+    "sub_cell": Check("J7", _SUB + "its sid goes on in slot {2} - 1, which cannot be (other: {3})"),
     "sub_twice": Check("J6", _SUB + "connection {2} has the same sid in subscription {3}"),
     "sub_unrouted": Check("R2", _SUB + "active for connection {2}, but unknown to the router"),
     "routed_free": Check("J6", _ROUTED + "active, but in the journal it is {2:#x}"),

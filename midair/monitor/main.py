@@ -20,13 +20,17 @@ from midair.errors import LayoutError, MidairError, MissingError, PermissionsErr
 from midair.exits import Exit
 from midair.monitor import metrics
 from midair.monitor.http import Answer, Server, plain
-from midair.monitor.natsz import BadQueryError, Nats
+from midair.monitor.natsz import Nats
+from midair.monitor.query import BadQueryError, callback
 from midair.process.program import Program, run
 
 INDEX = """\
 <!DOCTYPE html><title>Midair</title><h1>Midair</h1><ul>
 <li><a href="/healthz">/healthz</a><li><a href="/varz">/varz</a><li><a href="/connz">/connz</a>
-<li><a href="/subsz">/subsz</a><li><a href="/metrics">/metrics</a></ul>
+<li><a href="/subsz">/subsz</a><li><a href="/routez">/routez</a><li><a href="/leafz">/leafz</a>
+<li><a href="/gatewayz">/gatewayz</a><li><a href="/accountz">/accountz</a>
+<li><a href="/accstatz">/accstatz</a><li><a href="/jsz">/jsz</a>
+<li><a href="/metrics">/metrics</a></ul>
 """
 
 
@@ -39,10 +43,16 @@ class Monitor:
         self._paths: dict[str, Callable[[Mapping[str, str]], Answer]] = {
             "/": lambda _: Answer(200, "text/html; charset=utf-8", INDEX.encode()),
             "/healthz": self._healthz,
-            "/varz": lambda _: _json(self._nats.varz()),
-            "/connz": lambda query: _json(self._nats.connz(query)),
-            "/subsz": lambda query: _json(self._nats.subsz(query)),
-            "/subscriptionsz": lambda query: _json(self._nats.subsz(query)),
+            "/varz": lambda query: _json(self._nats.varz(), query),
+            "/connz": lambda query: _json(self._nats.connz(query), query),
+            "/subsz": lambda query: _json(self._nats.subsz(query), query),
+            "/subscriptionsz": lambda query: _json(self._nats.subsz(query), query),
+            "/routez": lambda query: _json(self._nats.routez(), query),
+            "/gatewayz": lambda query: _json(self._nats.gatewayz(), query),
+            "/leafz": lambda query: _json(self._nats.leafz(), query),
+            "/accountz": lambda query: _json(self._nats.accountz(query), query),
+            "/accstatz": lambda query: _json(self._nats.accstatz(query), query),
+            "/jsz": lambda query: _json(self._nats.jsz(), query),
             "/metrics": self._metrics,
         }
 
@@ -60,9 +70,9 @@ class Monitor:
         except (MissingError, LayoutError, PermissionsError) as error:
             return plain(503, str(error))
 
-    def _healthz(self, _query: Mapping[str, str]) -> Answer:
+    def _healthz(self, query: Mapping[str, str]) -> Answer:
         status, said = self._nats.healthz()
-        return _json(said, status)
+        return _json(said, query, status)
 
     def _metrics(self, _query: Mapping[str, str]) -> Answer:
         return Answer(200, metrics.CONTENT_TYPE, self._exporter.page())
@@ -74,8 +84,11 @@ class Monitor:
         return metrics.Seen(nats.runtime.instance, now, nats.rates, nats.sources.events(), healthy)
 
 
-def _json(said: dict[str, Any], status: int = 200) -> Answer:
-    return Answer(status, "application/json", json.dumps(said, indent=2).encode())
+def _json(said: dict[str, Any], query: Mapping[str, str], status: int = 200) -> Answer:
+    text = json.dumps(said, indent=2)
+    if name := callback(query):
+        return Answer(status, "application/javascript", f"{name}({text})".encode())
+    return Answer(status, "application/json", text.encode())
 
 
 async def _loop(program: Program, listener: socket.socket) -> None:

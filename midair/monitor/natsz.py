@@ -1,9 +1,9 @@
-"""/healthz, /varz, /connz and /subsz in the shapes nats-server gives them.
+"""/healthz, /varz, /connz, /subsz and others in the shapes nats-server gives them.
 
 The keys are those of nats-server's monitoring, so that nats-top, exporters and dashboards work.
-What there is no such thing of here (clusters, accounts, round-trip times) is left out, or 0 where
-tools count on the key. Bytes are those of the streams, protocol lines included; nats-server counts
-payloads. What is ours alone is under "midair".
+What there is no such thing of here (clusters, accounts, JetStream) is left out, or 0 where tools
+count on the key (single.py). Bytes are those of headers and payloads, as nats-server counts them;
+those of the streams have names of their own. What is ours alone is under "midair".
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from midair import config, names, shown
 from midair.config import Config
-from midair.monitor import gather
+from midair.monitor import gather, single
 from midair.monitor.gather import Rates, Snapshot, Sources
+from midair.monitor.query import BadQueryError, Page, integer
+from midair.monitor.single import ACCOUNT
 from midair.process import events
 from midair.process.runtime import Runtime
-from midair.version import __version__
+from midair.version import NATS_LEVEL, __version__
+from native.census import Sub
 from native.stats import CLOSE_REASONS, Conn
 
-LIMIT = 1024
 CPU_S = 0.5  # CPU use is measured over this at least
 EVENTS_SHOWN = 32
-ACCOUNT = "$G"
 
 # sort= of /connz -> (what it sorts by, whether the largest comes first).
 SORTS: dict[str, tuple[Callable[[Conn], Any], bool]] = {
@@ -36,32 +36,12 @@ SORTS: dict[str, tuple[Callable[[Conn], Any], bool]] = {
     "pending": (lambda it: it.pending, True),
     "msgs_to": (lambda it: it.messages_out, True),
     "msgs_from": (lambda it: it.messages_in, True),
-    "bytes_to": (lambda it: it.bytes_out, True),
-    "bytes_from": (lambda it: it.bytes_in, True),
+    "bytes_to": (lambda it: it.payload_out, True),
+    "bytes_from": (lambda it: it.payload_in, True),
     "last": (lambda it: it.active_ns, True),
     "idle": (lambda it: it.active_ns, False),
     "uptime": (lambda it: it.since_ns, False),
 }
-
-
-class BadQueryError(Exception):
-    """A parameter that cannot be used: its text is the answer."""
-
-
-@dataclass(frozen=True)
-class Page:
-    """offset= and limit= of a request."""
-
-    offset: int
-    limit: int
-
-    @classmethod
-    def of(cls, query: Mapping[str, str]) -> Page:
-        offset, limit = _integer(query, "offset", 0), _integer(query, "limit", LIMIT)
-        return cls(offset, limit or LIMIT)
-
-    def cut(self, found: list[Any]) -> list[Any]:
-        return found[self.offset : self.offset + self.limit]
 
 
 class Nats:
@@ -112,7 +92,7 @@ class Nats:
         return {
             "server_id": self._server_id,
             "server_name": conf.server.name,
-            "version": __version__,
+            "version": NATS_LEVEL,
             "proto": 1,
             "host": host,
             "port": port,
@@ -150,8 +130,8 @@ class Nats:
             "leafnodes": 0,
             "in_msgs": now.total("messages_in"),
             "out_msgs": now.total("messages_out"),
-            "in_bytes": now.total("bytes_in"),
-            "out_bytes": now.total("bytes_out"),
+            "in_bytes": now.total("payload_in"),
+            "out_bytes": now.total("payload_out"),
             "slow_consumers": slow_consumers,
             "subscriptions": now.router("subscriptions"),
             "http_req_stats": dict(self.requests),
@@ -171,7 +151,7 @@ class Nats:
         sort = query.get("sort") or "cid"
         if sort not in SORTS:
             raise BadQueryError(f"sort={sort}: one of {', '.join(SORTS)}")
-        cid = _integer(query, "cid", 0)
+        cid = integer(query, "cid", 0)
         found = [it for it in now.conns.values() if not cid or it.uid == cid]
         if query.get("state", "open") == "closed":  # those are counted, not kept
             found = []
@@ -182,11 +162,10 @@ class Nats:
         found.sort(key=key, reverse=largest_first)
         listed = page.cut(found)
         rows = [_conn(conn, now.wall) for conn in listed]
-        if (detail := query.get("subs", "0")) not in ("0", "false", ""):
-            self._add_subs(rows, detail == "detail")
+        if _wanted(query, "subs"):
+            self._add_subs(rows, query["subs"] == "detail")
         return {
-            "server_id": self._server_id,
-            "now": shown.moment(time.time_ns()),
+            **self._head(),
             "num_connections": len(rows),
             "total": len(found),
             "offset": page.offset,
@@ -195,38 +174,51 @@ class Nats:
         }
 
     def subsz(self, query: Mapping[str, str]) -> dict[str, Any]:
-        now, page = self.look(), Page.of(query)
+        page = Page.of(query)
+        answer: dict[str, Any] = {**self._head(), **self._sublist(), "total": 0}
+        answer |= {"offset": page.offset, "limit": page.limit}
+        if _wanted(query, "subs") or "test" in query:
+            found = list(self.sources.subs(test=query.get("test", "")))
+            answer["total"] = len(found)
+            answer["subscriptions_list"] = [_sub(sub) for sub in page.cut(found)]
+        return answer
+
+    def routez(self) -> dict[str, Any]:
+        return {**self._head(), **single.routez()}
+
+    def gatewayz(self) -> dict[str, Any]:
+        return {**self._head(), **single.gatewayz()}
+
+    def leafz(self) -> dict[str, Any]:
+        return {**self._head(), **single.leafz()}
+
+    def accountz(self, query: Mapping[str, str]) -> dict[str, Any]:
+        return {**self._head(), **single.accountz(query, self.varz(), self._sublist())}
+
+    def accstatz(self, query: Mapping[str, str]) -> dict[str, Any]:
+        return {**self._head(), **single.accstatz(query, self.varz())}
+
+    def jsz(self) -> dict[str, Any]:
+        return {**self._head(), **single.jsz()}
+
+    def _head(self) -> dict[str, Any]:
+        return {"server_id": self._server_id, "now": shown.moment(time.time_ns())}
+
+    def _sublist(self) -> dict[str, Any]:
+        """The figures of all subscriptions."""
+        now = self.look()
         messages, deliveries = now.router("messages"), now.router("deliveries")
         matches, builds = now.router("matches"), now.router("builds")
-        answer = {
-            "server_id": self._server_id,
-            "now": shown.moment(time.time_ns()),
+        return {
             "num_subscriptions": now.router("subscriptions"),
             "num_cache": now.router("subjects_cached"),
             "num_inserts": now.router("subscribed"),
             "num_removes": now.router("unsubscribed"),
             "num_matches": messages,
             "cache_hit_rate": round(max(0.0, 1 - builds / matches), 6) if matches else 0,
+            "max_fanout": now.router("fanout_max"),
             "avg_fanout": round(deliveries / messages, 6) if messages else 0,
-            "total": 0,
-            "offset": page.offset,
-            "limit": page.limit,
         }
-        listing = query.get("subs", "0") not in ("0", "false", "")
-        if listing or "test" in query:
-            found = list(self.sources.subs(test=query.get("test", "")))
-            answer["total"] = len(found)
-            answer["subscriptions_list"] = [
-                {
-                    "account": ACCOUNT,
-                    "subject": sub.subject,
-                    **({"qgroup": sub.queue} if sub.queue else {}),
-                    "msgs": sub.routed,
-                    "cid": sub.uid,
-                }
-                for sub in page.cut(found)
-            ]
-        return answer
 
     def _add_subs(self, rows: list[dict[str, Any]], detail: bool) -> None:
         by_cid: dict[int, dict[str, Any]] = {row["cid"]: row for row in rows}
@@ -235,11 +227,7 @@ class Nats:
             row = by_cid.get(sub.uid)
             if row is None:
                 continue
-            about: Any = sub.subject
-            if detail:
-                about = {"account": ACCOUNT, "subject": sub.subject, "cid": sub.uid}
-                about |= {"msgs": sub.routed, **({"qgroup": sub.queue} if sub.queue else {})}
-            row.setdefault(name, []).append(about)
+            row.setdefault(name, []).append(_sub(sub) if detail else sub.subject)
 
     def _ours(self, now: Snapshot) -> dict[str, Any]:
         """What nats-server has no key for."""
@@ -265,6 +253,9 @@ class Nats:
         reasons = zip(CLOSE_REASONS[1:], now.closed()[1:], strict=False)
         return {
             "instance": self.runtime.instance,
+            "version": __version__,
+            "in_stream_bytes": now.total("bytes_in"),
+            "out_stream_bytes": now.total("bytes_out"),
             "components": components,
             "shared_memory_bytes": now.shared_bytes,
             "fairness": None if fairness is None else round(fairness, 6),
@@ -277,6 +268,23 @@ class Nats:
         }
 
 
+def _wanted(query: Mapping[str, str], name: str) -> bool:
+    return query.get(name, "0") not in ("0", "false", "")
+
+
+def _sub(sub: Sub) -> dict[str, Any]:
+    """One subscription. What a client calls it is not known of one that an older release made."""
+    return {
+        "account": ACCOUNT,
+        "subject": sub.subject,
+        **({"qgroup": sub.queue} if sub.queue else {}),
+        "sid": sub.sid,
+        "msgs": sub.routed,
+        **({"max": sub.max} if sub.max else {}),
+        "cid": sub.uid,
+    }
+
+
 def _conn(conn: Conn, wall: float) -> dict[str, Any]:
     return {
         "cid": conn.uid,
@@ -286,25 +294,19 @@ def _conn(conn: Conn, wall: float) -> dict[str, Any]:
         "port": conn.port,
         "start": shown.moment(conn.since_ns),
         "last_activity": shown.moment(conn.active_ns),
+        **({"rtt": shown.go_microseconds(conn.rtt_us)} if conn.rtt_us else {}),
         "uptime": shown.go_duration(wall - conn.since_ns / 1e9),
         "idle": shown.go_duration(wall - conn.active_ns / 1e9),
         "pending_bytes": conn.pending,
         "in_msgs": conn.messages_in,
         "out_msgs": conn.messages_out,
-        "in_bytes": conn.bytes_in,
-        "out_bytes": conn.bytes_out,
+        "in_bytes": conn.payload_in,
+        "out_bytes": conn.payload_out,
         "subscriptions": conn.subs,
         **({"name": conn.name} if conn.name else {}),
         **({"lang": conn.lang} if conn.lang else {}),
         **({"version": conn.version} if conn.version else {}),
         "connmgr": conn.connmgr,
+        "in_stream_bytes": conn.bytes_in,
+        "out_stream_bytes": conn.bytes_out,
     }
-
-
-def _integer(query: Mapping[str, str], name: str, default: int) -> int:
-    text = query.get(name, "")
-    if not text:
-        return default
-    if not text.isdecimal() or len(text) > 18:
-        raise BadQueryError(f"{name}={text}: a number from 0 on is allowed")
-    return int(text)

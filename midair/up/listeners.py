@@ -13,7 +13,7 @@ import contextlib
 import errno
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from midair import config, names
@@ -39,8 +39,17 @@ class Listening:
     sock: socket.socket | None = None
 
 
-def open_client(address: str, choose: str = CHOOSE) -> socket.socket:
-    """A TCP socket bound to "host:port"; port 0 takes a free one. `choose`: what to change."""
+def by_ipv4(addresses: Sequence[str]) -> set[int]:
+    """TCP ports that a listener of IPv4 takes: one at `[::]` leaves them to it."""
+    split = [config.split_address(address) for address in addresses]
+    return {port for host, port in split if ":" not in host and port}
+
+
+def open_client(address: str, choose: str = CHOOSE, both: bool = True) -> socket.socket:
+    """A TCP socket bound to "host:port"; port 0 takes a free one. `choose`: what to change.
+
+    `both`: at `[::]` it takes clients of both families.
+    """
     host, port = config.split_address(address)
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -52,7 +61,8 @@ def open_client(address: str, choose: str = CHOOSE) -> socket.socket:
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
-            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            every = resolved[0] == "::"
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, not (every and both))
         sock.bind(resolved)
     except OSError as error:
         sock.close()

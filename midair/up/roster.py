@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from midair import names
+from midair import config, names
 from midair.config import Config
 from midair.keeper import listening
 from midair.process import spawn
@@ -68,7 +68,9 @@ class Roster:
             return Listening(fd_name, listening.uid(fd_name, index or 0), (role, index), opener)
 
         def tcp(fd_name: str, at: int, address: str, choose: str) -> Listening:
-            opener = functools.partial(listeners.open_client, address, choose)
+            others = listeners.by_ipv4([item.address for item in self._conf.server.listen])
+            both = config.split_address(address)[1] not in others
+            opener = functools.partial(listeners.open_client, address, choose, both)
             return Listening(fd_name, listening.uid(fd_name, at), (role, index), opener)
 
         if role == names.KEEPER:

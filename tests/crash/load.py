@@ -246,6 +246,34 @@ async def misbehave(client: Client) -> None:
             raise
 
 
+async def halves(load: Load) -> None:
+    """Clients that end their side: each gets all that it is owed, once, then the end.
+
+    They call their subscription by names of all lengths, and use the name again after its maximum.
+    """
+    while not load.stopping.is_set():
+        client = await load.open()
+        count, length = load.random.randint(1, 60), load.random.choice((1, 36, 64, 65, 161, 700))
+        subject, sid = b"half.%d" % load.seed, b"s" * length
+        bodies = [body_of(load.seed, n, load.random.choice((0, 30, 5000))) for n in range(count)]
+        subscribe = b"SUB %s %s\r\nUNSUB %s %d\r\n" % (subject, sid, sid, count)
+        said = b"".join(b"PUB %s %d\r\n%s\r\n" % (subject, len(it), it) for it in bodies)
+        await client.send((subscribe + said) * 2 + b"PING\r\nPUB %s 9000\r\nrest" % subject)
+        client.writer.write_eof()
+        got = []
+        try:
+            while True:
+                if (found := await client.message()) is not None:
+                    got.append((found.sid, found.body))
+        except BrokenPromise:
+            if client.reader.waiting or client.errors:
+                raise
+        if got != [(sid, body) for body in bodies * 2] or client.pongs != 1:
+            raise BrokenPromise(f"half: {len(got)} of {2 * count} messages, {client.pongs} PONGs")
+        await client.close()
+        load.count("ends")
+
+
 async def huge(load: Load, subscriptions: int = 60_000) -> None:
     """A list of recipients longer than a ring of batches, for two messages of a run."""
     subject = b"huge.%d" % load.seed
@@ -298,6 +326,7 @@ ROLES: dict[str, Callable[[Load], Awaitable[None]]] = {
     "fan": fan,
     "queue": queue,
     "churn": churn,
+    "halves": halves,
     "huge": huge,
     "idle": idle,
     "requests": lambda load: modes.requests(load),

@@ -90,7 +90,9 @@ class Sink:
         now = time.monotonic_ns()
         lib.port_refer_open(self.port, self.slot, UID, b"", now)
         nobody = (ffi.NULL, 0)
-        lib.port_refer_subscribe(self.port, self.slot, SUB, PATTERN, len(PATTERN), *nobody, now)
+        lib.port_refer_subscribe(
+            self.port, self.slot, SUB, PATTERN, len(PATTERN), *nobody, *nobody, now
+        )
         check(lib.port_refer_commit(self.port, now), "sending references")
 
     def _apply(self, _owner: Any, batch: Any) -> int:

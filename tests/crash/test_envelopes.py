@@ -54,7 +54,8 @@ def proxied(instance: Instance) -> Iterator[int]:
 def storm(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Storm]:
-    roles = ("small", "small", "large", "fan", "queue", "churn", "requests", "names", "silent")
+    roles = ("small", "small", "large", "fan", "queue", "churn", "halves", "requests")
+    roles += ("names", "silent")
     with stormed(
         __name__,
         tmp_path_factory.mktemp("envelopes"),

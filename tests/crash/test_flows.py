@@ -21,13 +21,14 @@ from tests.crash.points import Storm, stormed
 from tests.support.instance import eventually
 
 SEED = int(os.environ.get("MIDAIR_SEED", "1"))
-ROLES = ("small", "small", "fan", "large", "queue", "churn", "requests", "idle")
+ROLES = ("small", "small", "fan", "large", "queue", "churn", "halves", "requests", "idle")
 # What the step of a flow passes, then what is around it.
 POINTS = (
     *("flow.applied", "redo.ready", "redo.commit", "redo.half", "redo.applied", "redo.clear"),
     *("count.base", "count.stamp", "input.received", "input.parsed", "input.committed"),
     *("output.written", "out.pop", "orders.applied", "orders.committed", "orders.done"),
     *("batch.close", "batch.sent", "batch.received", "conn.buffer"),
+    *("finish.committed", "finish.written", "end.shutdown", "sid.cells", "sub.free"),
 )
 KILLS = {"flow.applied": 10, "count.base": 5}
 

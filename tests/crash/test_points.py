@@ -70,7 +70,7 @@ def test_every_commit_point_has_a_crash_point() -> None:
 
 @pytest.fixture(scope="module")
 def storm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Storm]:
-    roles = ("small", "small", "large", "fan", "queue", "churn", "churn")
+    roles = ("small", "small", "large", "fan", "queue", "churn", "churn", "halves")
     modes = ("requests", "sessions", "comings", "names", "silent")
     where = tmp_path_factory.mktemp("crash")
     with stormed(__name__, where, CONNMGRS, (*roles, *modes, "idle"), SEED) as storm:

@@ -18,7 +18,7 @@ import pytest
 from midair import config
 from midair.client.wire_nats import RefusedError, hpub, msg, pub
 from midair.config import MIB
-from midair.version import __version__
+from midair.version import NATS_LEVEL, __version__
 from tests.support.instance import ROOT, Instance, eventually, new_name
 from tests.support.stream import Inside, Stream, Worker
 
@@ -381,7 +381,8 @@ def test_info(make_midair: Make) -> None:
     assert info == {
         "server_id": f"MIDAIR-{instance.name}",
         "server_name": instance.name,
-        "version": __version__,
+        "version": NATS_LEVEL,
+        "midair": __version__,
         "proto": 1,
         "host": instance.host,
         "port": instance.port,

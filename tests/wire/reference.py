@@ -35,9 +35,8 @@ TEXTS = {
     PUB_SUBJECT: "Invalid Publish Subject",
 }
 BAD_SUBJECT = 1
-SID_MAX = 27
 LINE_SLACK = 10
-LINE_MAX = 65535
+LINE_MAX = 6016
 
 
 class Limits(NamedTuple):
@@ -186,8 +185,6 @@ def unsubscription(frame: Frame, words: list[tuple[int, bytes]]) -> Frame:
 
 def with_sid(frame: Frame, word: tuple[int, bytes]) -> Frame:
     at, sid = word
-    if len(sid) > SID_MAX:
-        raise Refused(SID)
     return frame._replace(sid=at, sid_len=len(sid))
 
 

@@ -56,10 +56,13 @@ CRASH_POINT(ADOPT_RECORDED, "adopt.recorded", "connmgr")   /* in the journal, ta
 CRASH_POINT(ADOPT_ACTIVE, "adopt.active", "connmgr")       /* table says ACTIVE, router not asked */
 CRASH_POINT(CONNECT_TAKEN, "connect.taken", "connmgr")     /* what a client says of itself committed, router not told */
 CRASH_POINT(FAIL_COMMITTED, "fail.committed", "connmgr")   /* error in the output, not written */
+CRASH_POINT(FINISH_COMMITTED, "finish.committed", "connmgr") /* FINISHING, the router not told of the end */
+CRASH_POINT(FINISH_WRITTEN, "finish.written", "connmgr")   /* the kernel has all that it is owed, its socket is open */
 CRASH_POINT(END_SHUTDOWN, "end.shutdown", "connmgr")       /* socket shut down, nothing recorded */
 CRASH_POINT(END_COMMITTED, "end.committed", "connmgr")     /* CLOSING, router not told */
 CRASH_POINT(ENDED_SUBS, "ended.subs", "connmgr")           /* router confirmed, sub slots freed */
 CRASH_POINT(ENDED_RECORDED, "ended.recorded", "connmgr")   /* journal slot free, table not */
+CRASH_POINT(SID_CELLS, "sid.cells", "connmgr")             /* the cells of a long sid written, subscription not committed */
 CRASH_POINT(SUB_FREE, "sub.free", "connmgr")               /* a sub slot freed */
 
 /* router.c, route.c, clients.c */

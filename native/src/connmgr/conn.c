@@ -32,8 +32,10 @@ void connmgr_ask(struct connmgr *cm, struct conn *c, uint8_t what)
 static const uint8_t follows[PHASES] = {
     [PHASE_NONE] = 1 << PHASE_OPENING,
     [PHASE_OPENING] = 1 << PHASE_GREETED | 1 << PHASE_CLOSING, /* nothing was said yet: there is no lingering */
-    [PHASE_GREETED] = 1 << PHASE_OPEN | 1 << PHASE_LINGER | 1 << PHASE_CLOSING,
-    [PHASE_OPEN] = 1 << PHASE_GREETED | 1 << PHASE_LINGER | 1 << PHASE_CLOSING, /* GREETED: it asks for a name */
+    [PHASE_GREETED] = 1 << PHASE_OPEN | 1 << PHASE_FINISHING | 1 << PHASE_LINGER | 1 << PHASE_CLOSING,
+    [PHASE_OPEN] = 1 << PHASE_GREETED | /* it asks for a name */
+                   1 << PHASE_FINISHING | 1 << PHASE_LINGER | 1 << PHASE_CLOSING,
+    [PHASE_FINISHING] = 1 << PHASE_LINGER | 1 << PHASE_CLOSING,
     [PHASE_LINGER] = 1 << PHASE_CLOSING,
     [PHASE_CLOSING] = 1 << PHASE_NONE,
 };
@@ -57,12 +59,22 @@ void conn_put_phase(struct connmgr *cm, const struct conn *c)
 void conn_load(struct conn *c, uint64_t word)
 {
     c->phase = (uint32_t)word & 0xff;
-    c->served = c->phase == PHASE_GREETED || c->phase == PHASE_OPEN;
+    c->served = conn_is_heard(c) || c->phase == PHASE_FINISHING;
     c->options = (uint32_t)word & 0xff00u & ~(uint32_t)CONN_AWAITING;
     c->reason = (uint8_t)(word >> CONN_REASON_SHIFT);
     unread_set(c, word & CONN_AWAITING ? UNREAD_ANSWER : 0);
     if (c->phase == PHASE_GREETED && c->options & CONN_CONNECTED)
         unread_set(c, UNREAD_NAME);
+}
+
+static void leave_finished(struct connmgr *cm, struct conn *c)
+{
+    uint32_t *at = &cm->finished_first;
+
+    while (*at != c->slot)
+        at = &cm->conns[*at].next_finished;
+    *at = c->next_finished;
+    c->finished = 0;
 }
 
 /* The process ends before a transition that is not in the table is recorded: its successor finds the phase
@@ -74,9 +86,11 @@ void conn_set_phase(struct connmgr *cm, struct conn *c, uint32_t phase)
                 (unsigned long long)c->uid, c->phase, phase);
         _exit(EX_SOFTWARE);
     }
+    if (c->finished)
+        leave_finished(cm, c);
     c->phase = phase;
-    c->served = phase == PHASE_GREETED || phase == PHASE_OPEN;
-    if (c->served)
+    c->served = conn_is_heard(c) || phase == PHASE_FINISHING;
+    if (conn_is_heard(c))
         unread_clear(cm, c, UNREAD_PHASE);
     else
         unread_forget(cm, c);
@@ -155,6 +169,7 @@ static const uint8_t told_as[CLOSE_REASONS] = {
     [CLOSE_RATE] = REFUSED_RATE,
     [CLOSE_NAME_TAKEN] = REFUSED_NAME,
     [CLOSE_REPLACED] = REFUSED_REPLACED,
+    [CLOSE_UNFINISHED] = REFUSED_STALE, /* libraries connect again after that */
 };
 
 static int is_told(const struct conn *c) { return told_as[c->reason] && c->served; }
@@ -221,6 +236,8 @@ static void end_with(struct connmgr *cm, struct conn *c, enum close_reason reaso
 {
     if (c->phase == PHASE_CLOSING || c->phase == PHASE_NONE)
         return;
+    if (c->phase == PHASE_FINISHING && reason == CLOSE_WRITE_ERROR)
+        reason = CLOSE_CLIENT; /* it had closed both sides */
     if (cm->in_step) {
         if (c->reason)
             return;
@@ -275,10 +292,52 @@ int connmgr_end(struct connmgr *cm, uint32_t slot, uint64_t uid, int reason, con
     return 0;
 }
 
+/* A client that ends its side has said all it will. What that causes goes by way of the router, like the end of
+ * its session, and comes before the router's word that the session is over: answers to its PINGs, what it published to
+ * subscriptions of its own, a 503. So the router is told of the end at once, the client is served until the word comes,
+ * and its socket is shut when it has everything. If nothing moves for conf.write_deadline_ns (connmgr_tick), or it has
+ * closed both sides, its socket is shut before that.
+ *
+ * Killed before the commit: the successor reads the same end. After it: the phase says that nothing is read, and the
+ * router is told again. */
+void conn_finish(struct connmgr *cm, struct conn *c)
+{
+    conn_set_phase(cm, c, PHASE_FINISHING);
+    redo_commit(&cm->port.redo);
+    CRASH(FINISH_COMMITTED);
+    unread_seen(cm, c);
+    c->linger_since = cm->now_ns;
+    input_drop(cm, c);
+    streams_forget(cm, c);
+    connmgr_ask(cm, c, ASK_CLOSE);
+}
+
+/* Those that have everything. An event tells Python of each, and there is room for so many at once. */
+void conn_shut_finished(struct connmgr *cm)
+{
+    while (cm->finished_first != CONNMGR_NONE && cm->event_count <= CONNMGR_EVENTS_MAX / 2) {
+        struct conn *c = &cm->conns[cm->finished_first];
+
+        cm->finished_first = c->next_finished;
+        c->finished = 0;
+        if (c->phase == PHASE_FINISHING)
+            conn_end(cm, c, CLOSE_CLIENT);
+    }
+}
+
 void conn_linger(struct connmgr *cm, struct conn *c)
 {
     if (!c->confirmed || c->head != CONNMGR_NONE || c->discarding || c->fd < 0)
         return;
+    if (c->phase == PHASE_FINISHING) {
+        CRASH(FINISH_WRITTEN);
+        if (!c->finished) {
+            c->finished = 1;
+            c->next_finished = cm->finished_first;
+            cm->finished_first = c->slot;
+        }
+        return;
+    }
     c->discarding = 1;
     c->linger_since = cm->now_ns;
     streams_shut(c, SHUT_WR);
@@ -307,7 +366,7 @@ void conn_ended(struct connmgr *cm, uint32_t slot, uint64_t uid)
 
     if (slot >= cm->journal->conns_high || c->uid != uid)
         return;
-    if (c->phase == PHASE_LINGER) {
+    if (c->phase == PHASE_LINGER || c->phase == PHASE_FINISHING) {
         c->confirmed = 1;
         conn_linger(cm, c);
         return;

@@ -35,7 +35,8 @@ API enum close_reason {
     CLOSE_NAME_TAKEN = 11,    /* its name is that of another client, which is alive */
     CLOSE_SLOW_ROOM = 12,     /* no room for output was left, and most of it waited for this one */
     CLOSE_REPLACED = 13,      /* it did not answer, and another client asked for its name */
-    CLOSE_REASONS = 14,
+    CLOSE_UNFINISHED = 14,    /* its message did not grow, and others waited for the room that it held */
+    CLOSE_REASONS = 15,
 };
 
 /* Why a connection is not read now: bits of conn.unread. */
@@ -66,7 +67,9 @@ void conn_put_phase(struct connmgr *cm, const struct conn *c); /* the same, for 
 void conn_end(struct connmgr *cm, struct conn *c, enum close_reason reason);
 void conn_tell_ending(struct connmgr *cm);
 void conn_settle_ending(struct connmgr *cm);
-/* What a client that lingers is waiting for may have happened. Once the router has ended its session and
+void conn_finish(struct connmgr *cm, struct conn *c); /* it has ended its side: all that it says was taken */
+void conn_shut_finished(struct connmgr *cm);
+/* What a client that lingers or finishes is waiting for may have happened. Once the router has ended its session and
  * the error is written, our side is shut down. A client that sees the end is thus out of every group. */
 void conn_linger(struct connmgr *cm, struct conn *c);
 void conn_ended(struct connmgr *cm, uint32_t slot, uint64_t uid); /* the router has ended its session */

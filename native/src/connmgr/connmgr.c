@@ -60,9 +60,9 @@ int connmgr_open(const struct connmgr_conf *conf, struct journal *journal, struc
         cm->epoll_in < 0 || cm->epoll_out < 0)
         return -ENOMEM;
     cm->spin[0] = cm->spin[1] = spin_make(conf->spin_ns, (int)conf->spin_adaptive);
-    cm->dirty_first = cm->flush_first = cm->ending_first = CONNMGR_NONE;
+    cm->dirty_first = cm->flush_first = cm->ending_first = cm->finished_first = CONNMGR_NONE;
     stalled_open(cm);
-    cm->asked_first = cm->asked_last = cm->held_first = CONNMGR_NONE;
+    cm->asked_first = cm->asked_last = cm->held_first = cm->own_first = CONNMGR_NONE;
     cm->fill_chunk = CONNMGR_NONE;
     cm->flows_on = conf->flow_leases && conf->ports == 1; /* F1 */
     if (connmgr_epoll(cm->epoll, orders_queue, EPOLLIN, TAG_ORDERS) || connmgr_epoll(cm->epoll, refs_queue, 0, TAG_REFS) ||
@@ -322,12 +322,15 @@ static int one_round(struct connmgr *cm, int sleep_ms)
     if (ready & 1 << TAG_OUT)
         write_ready(cm);
     output_flush(cm);
+    conn_shut_finished(cm);
     if (refer_any_due(cm))
         refer_due(cm);
     if (held_any(cm))
         unread_retry(cm);
-    if (stalled_any(cm))
+    if (stalled_any(cm)) {
+        unfinished_look(cm);
         stalled_retry(cm);
+    }
     if (ready & 1 << TAG_IN && cm->in_armed)
         read_on(cm);
     output_flush(cm);
@@ -345,7 +348,7 @@ static int one_round(struct connmgr *cm, int sleep_ms)
  * send, and a batch a predecessor received. Without room in the ring it waits for that. */
 static int has_work(const struct connmgr *cm)
 {
-    if (port_has_batch(&cm->port))
+    if (port_has_batch(&cm->port) || cm->finished_first != CONNMGR_NONE)
         return 1;
     if (cm->port.refs.blocked)
         return 0;
@@ -390,6 +393,9 @@ void connmgr_tick(struct connmgr *cm)
             names_tick(cm, c);
         if (c->phase == PHASE_LINGER && now - c->linger_since > CONNMGR_DISCARD_NS) {
             conn_end(cm, c, c->reason);
+        } else if (c->phase == PHASE_FINISHING && !c->writing) {
+            if (now - c->linger_since > conf->write_deadline_ns)
+                conn_end(cm, c, CLOSE_CLIENT);
         } else if (c->served && c->writing && c->stuck_since &&
                    now - c->stuck_since > conf->write_deadline_ns) {
             conn_end(cm, c, CLOSE_SLOW_DEADLINE);
@@ -407,4 +413,5 @@ void connmgr_tick(struct connmgr *cm)
     output_flush(cm);
     arena_sweep(&cm->port.pool, stalled_any(cm) ? cm->port.pool.arena->chunk_count : SWEEP_A_TICK);
     stalled_compact(cm);
+    unfinished_tick(cm);
 }

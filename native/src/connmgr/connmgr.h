@@ -12,6 +12,7 @@
  *   unread.c      why a connection is not read; those that wait for their rate or for a consumer
  *   names.c       clients that ask for a name another one has
  *   stalled.c     connections that wait for room, in order
+ *   unfinished.c  large frames that do not grow while others wait for their place
  *   slow.c        consumers that do not read
  *   take.c        frames to messages, or an answer
  *   refer.c       the references themselves, and when they leave
@@ -126,7 +127,8 @@ API struct connmgr_conf {
 };
 
 API struct connmgr_stats { /* only grow */
-    uint64_t messages_in, bytes_in, messages_out, bytes_out;
+    uint64_t messages_in, bytes_in, messages_out, bytes_out; /* bytes of the streams, with protocol lines */
+    uint64_t payload_in, payload_out; /* bytes of headers and bodies, as nats-server counts */
     uint64_t recvs, sends, turns;
     uint64_t order_batches, stalls, compacted;
     uint64_t throttled;  /* times a connection was over its rate, and not read for a while */
@@ -157,7 +159,7 @@ struct conn {
     uint32_t need;        /* bytes of the frame at `at`, once known */
     uint32_t begun;       /* its part of connmgr.begun */
     uint64_t in_pos;
-    uint8_t own_chunk;    /* the chunk is filled by this connection alone */
+    uint8_t own_chunk;    /* the chunk is filled by this connection alone (unfinished_own) */
     uint8_t chained;      /* the frame lies along a chain of chunks */
     uint8_t unread;       /* enum unread: why it is not read */
     uint8_t watched;      /* is in the input epoll */
@@ -171,11 +173,12 @@ struct conn {
     uint64_t stash;       /* blocks with the beginning of an envelope, as in its record */
     uint64_t raw_given;   /* raw bytes of what was fixed last that the kernel has */
     uint8_t crowded;      /* publishers are told to wait for it */
-    uint8_t served;       /* its phase is one in which it may speak, and is spoken to */
+    uint8_t served;       /* its phase is one in which it is spoken to: see conn_is_heard() */
     uint8_t reason;       /* enum close_reason: it ends, or lingers */
     int16_t error;        /* CLOSE_PROTOCOL: -enum refusal, 0: it is told something else */
     uint8_t asked;        /* enum ask: references that are due */
-    uint8_t confirmed;    /* lingering, and the router has ended the session */
+    uint8_t confirmed;    /* lingering or finishing, and the router has ended the session */
+    uint8_t finished;     /* is in the list of those that have all they are owed (conn_finish) */
     uint8_t discarding;   /* our side is shut down, reading to the end */
     uint8_t lost;         /* its socket did not survive; LOST_LEFT: because its client had left */
     /* output: see J3 */
@@ -184,18 +187,22 @@ struct conn {
     uint8_t *write_at, *write_end;
     uint64_t end, sent;   /* stream positions: appended, taken by the kernel */
     uint64_t dropped;     /* messages left out, to be told with the next one */
-    uint64_t messages_out, messages_in; /* for show.h */
+    uint64_t messages_out, messages_in, payload_out, payload_in; /* for show.h */
     /* lists and times */
     uint32_t sub_first, subs;
-    uint32_t next_dirty, next_flush, next_stalled, prev_stalled, next_asked, next_ending;
+    uint32_t next_dirty, next_flush, next_stalled, prev_stalled, next_asked, next_ending, next_finished;
     uint64_t stuck_since; /* the kernel took nothing since; 0: not stuck */
-    uint64_t linger_since; /* PHASE_LINGER */
+    uint64_t linger_since; /* PHASE_LINGER, PHASE_FINISHING: since nothing moved */
     uint64_t paid_messages_ns, paid_bytes_ns; /* until when its rate is used up */
     uint32_t next_held, prev_held;
+    uint32_t next_own, prev_own; /* own_chunk: those that have one (unfinished.c), */
+    uint32_t grown_len;          /* and how long the frame was when it grew last, */
+    uint64_t grown_ns;           /* and when that was */
     uint32_t consumer;     /* UNREAD_CONSUMER: slot and uid of the crowded one */
     uint64_t consumer_uid;
     uint64_t heard_ns;    /* last bytes from the client */
     uint32_t pings;       /* unanswered */
+    uint16_t settled;     /* the last REF_PING of its own connmgr that was answered: see settle_first() of take.c */
     uint8_t name_asked;   /* another client asks for its name: see `question` */
     struct name_question { /* see names.c */
         uint64_t since_ns;    /* when the PING was appended, */
@@ -212,6 +219,9 @@ struct conn {
     uint64_t routed_subscribed; /* connmgr.subscribed as it was then, or FLOW_NEVER */
 };
 
+/* Whether its phase is one in which it may speak. Then what it sent is parsed, now or later (J2). */
+static inline int conn_is_heard(const struct conn *c) { return c->phase == PHASE_OPEN || c->phase == PHASE_GREETED; }
+
 struct flow { /* see decide.c */
     uint64_t subscribed; /* connmgr.subscribed when it was decided */
     uint16_t subject_len, count;
@@ -226,7 +236,8 @@ struct step { /* of input: see decide.h */
     uint32_t count;             /* of connmgr.taken */
     uint32_t ref_bytes;         /* of the references that they would take */
     uint8_t bodies;             /* enum step_bodies */
-    uint64_t subscribed, modes; /* those of connmgr when it began */
+    uint8_t limited;            /* a subscription was given a maximum in it */
+    uint64_t subscribed, modes, payload_in; /* those of connmgr when it began */
 };
 
 struct refer_texts { /* of a message */
@@ -281,6 +292,8 @@ struct connmgr {
     uint64_t large_reads, large_seen, reads_seen, messages_seen, active_ns; /* see flood_is_over() */
     uint32_t run;      /* see each_once() */
     uint32_t bulk;     /* connections with chunks of their own: these can always go on */
+    uint32_t own_first;      /* their list, */
+    uint64_t own_looked_ns;  /* and when it was looked at (unfinished.c) */
     uint64_t begun;    /* bytes of unfinished frames in shared chunks */
     uint64_t begun_max;
     struct stalled stalled[STALLED_LISTS];
@@ -306,6 +319,7 @@ struct connmgr {
     uint32_t *sub_hash, sub_hash_mask;
     uint32_t *sub_free, sub_free_count;
     uint32_t *sub_due, sub_due_count; /* REF_UNSUBSCRIBE to send */
+    char sid_text[PROTOCOL_SID_MAX];  /* see subtable_sid() */
 
     struct out_seg *segs;
     uint32_t *seg_free, seg_free_count;
@@ -315,7 +329,7 @@ struct connmgr {
     uint32_t fill_chunk, fill_at; /* the shared open chunk */
     uint32_t *chunk_messages;     /* entries given out, with the uncommitted */
 
-    uint32_t dirty_first, flush_first, ending_first, asked_first, asked_last;
+    uint32_t dirty_first, flush_first, ending_first, finished_first, asked_first, asked_last;
     int late;               /* the batch of orders has some that free slots (orders.c), */
     uint32_t last_delivery; /* and this is where its last delivery is */
     uint64_t made;       /* bytes for clients since the start */
@@ -389,6 +403,9 @@ void stalled_remove(struct connmgr *cm, struct conn *c);
 int stalled_any(const struct connmgr *cm);
 void stalled_retry(struct connmgr *cm);
 void stalled_compact(struct connmgr *cm);
+void unfinished_own(struct connmgr *cm, struct conn *c, int own); /* it has chunks of its own from here on, or not */
+void unfinished_look(struct connmgr *cm);
+void unfinished_tick(struct connmgr *cm);
 void input_commit(struct connmgr *cm, struct conn *c);
 /* These bytes are done with. Nobody moves on in the stream in another way. */
 void input_move_on(struct conn *c, uint32_t bytes);
@@ -443,6 +460,7 @@ void output_free_block(struct connmgr *cm, uint32_t block);
 uint32_t output_blocks_left(const struct connmgr *cm);
 int output_make_room(struct connmgr *cm);
 int output_has_room(const struct connmgr *cm); /* there is nothing to be made */
+int output_has_spare(const struct connmgr *cm, uint32_t frames);
 void output_recover(struct connmgr *cm);
 
 static inline int held_any(const struct connmgr *cm) { return cm->held_first != CONNMGR_NONE; }
@@ -470,7 +488,7 @@ void deliver_taken(struct connmgr *cm, const uint32_t *subs, uint32_t recipients
 struct conn *deliver_recipient(struct connmgr *cm, uint32_t sub, uint32_t stamp, uint64_t handle);
 /* Delivers the message of an order with another subject or reply than it was published with. */
 void deliver_as(struct connmgr *cm, const struct order_mode *o, uint32_t stamp);
-void deliver_no_responders(struct connmgr *cm, const struct order_no_responders *o, uint32_t stamp);
+void deliver_no_responders(struct connmgr *cm, const struct order_no_responders *o);
 struct own { /* a message that no client published */
     struct message head; /* subject and reply */
     const uint8_t *body;
@@ -501,6 +519,8 @@ void names_tick(struct connmgr *cm, struct conn *c); /* once a second, of either
 
 uint32_t subtable_find(struct connmgr *cm, uint32_t conn, const uint8_t *sid, uint32_t len);
 uint32_t subtable_add(struct connmgr *cm, struct conn *c, const uint8_t *sid, uint32_t len, int plain);
+/* Its sid: in its record, or put together at cm->sid_text until the next call. */
+const char *subtable_sid(struct connmgr *cm, const struct sub_rec *s, uint32_t *ret_len);
 void subtable_die(struct connmgr *cm, uint32_t sub);
 void subtable_free(struct connmgr *cm, uint32_t sub);
 void subtable_recover(struct connmgr *cm);

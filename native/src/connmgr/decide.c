@@ -23,7 +23,7 @@
  *   F3  Nothing is repeated while an earlier message of the same connection is with the router
  *       (`routing`): messages of a publisher stay in order.
  *   F4  It is repeated if each recipient just takes it. Whatever else may happen (one has unsubscribed or
- *       is gone, one is slow, has a maximum) happens where the router's orders are carried out.
+ *       is gone, one is slow, has a maximum or a long sid) happens where the router's orders are carried out.
  */
 #include "connmgr/decide.h"
 #include "base/crash.h"
@@ -31,13 +31,13 @@
 #define FLOW_BATCH_BYTES 1024u /* of orders: of a larger batch only the last one is learned from */
 #define FLOW_FRAME_MORE 64u    /* bytes that a frame may grow by: its sid, a letter */
 #define FLOW_BLOCKS_MAX 1024u  /* of output, for what is repeated at once */
-_Static_assert(FLOW_FRAME_MORE > PROTOCOL_SID_MAX + 2, "see above");
+_Static_assert(FLOW_FRAME_MORE > PROTOCOL_SID_SHORT + 2, "see above");
 
 void decide_begin(struct connmgr *cm, const struct conn *c)
 {
     const struct flow *f = &cm->flows[c->slot];
 
-    cm->step = (struct step){.subscribed = cm->subscribed, .modes = cm->modes};
+    cm->step = (struct step){.subscribed = cm->subscribed, .modes = cm->modes, .payload_in = cm->stats.payload_in};
     if (c->has_flow && !c->routing && !c->chained && f->subscribed == cm->subscribed) /* F1, F3 */
         cm->step.flow = f;
 }
@@ -126,7 +126,7 @@ static int all_take_it(const struct connmgr *cm, const struct flow *f, uint64_t 
         const struct sub_rec *s = &cm->subs[f->subs[i]];
         const struct conn *c = &cm->conns[(uint32_t)s->word];
 
-        if (!(s->word & SUB_ACTIVE) || s->max || !c->served || c->dropped ||
+        if (!(s->word & SUB_ACTIVE) || s->max || !c->served || c->dropped || s->sid_len > PROTOCOL_SID_SHORT ||
             c->end - c->sent + bytes * f->count > cm->conf.max_pending) /* it may be there several times */
             return 0;
     }
@@ -166,6 +166,7 @@ void decide_end(struct connmgr *cm, struct conn *c, uint32_t chunk, uint32_t fir
     if (last == first)
         return;
     c->messages_in += last - first;
+    c->payload_in += cm->stats.payload_in - cm->step.payload_in;
     if (!cm->step.flow || !repeat(cm, c, chunk, first)) {
         decide_ask(cm, c);
         asked(cm, c, chunk, last);

@@ -38,6 +38,7 @@ struct run {
     uint32_t count;   /* messages */
     uint32_t headers; /* how many have any */
     uint64_t bytes;   /* of all, without sids */
+    uint64_t payload; /* of all: headers and bodies */
     const struct protocol *protocol; /* whose frames they are, */
     uint16_t speaks;  /* and the two bytes of arena_entry that say so */
     struct usual frames[RUN_ORDERS];
@@ -70,6 +71,20 @@ static int count_delivery(struct connmgr *cm, struct sub_rec *s, uint32_t sub, u
     return 1;
 }
 
+/* The connection of a subscription that gets a 503: it counts neither as a message nor against a maximum, but one that
+ * has had its maximum gets nothing. NULL: it gets none. */
+static struct conn *no_responders_recipient(struct connmgr *cm, uint32_t sub, uint64_t handle)
+{
+    const struct sub_rec *s = &cm->subs[sub];
+    struct conn *c = &cm->conns[(uint32_t)s->word];
+
+    if (!(s->word & (SUB_ACTIVE | SUB_DYING)) || !c->served || c->reason)
+        return NULL;
+    if (s->word & SUB_PLAIN && s->max && s->delivered >= s->max)
+        return NULL;
+    return c->end - c->sent <= cm->conf.max_pending || slow_may_deliver(cm, c, handle) ? c : NULL;
+}
+
 struct conn *deliver_recipient(struct connmgr *cm, uint32_t sub, uint32_t stamp, uint64_t handle)
 {
     struct sub_rec *s = &cm->subs[sub];
@@ -84,15 +99,19 @@ struct conn *deliver_recipient(struct connmgr *cm, uint32_t sub, uint32_t stamp,
     return c->end - c->sent <= cm->conf.max_pending || slow_may_deliver(cm, c, handle) ? c : NULL;
 }
 
+_Static_assert(2 * PROTOCOL_SID_MAX + CONNMGR_COPY_MAX + PROTOCOL_FRAME_MORE + 128 <= JOURNAL_BLOCK_BYTES,
+               "a frame whose body is copied fits a block: subject and reply, sid, body, Midair-Dropped");
+
 /* The frame of one message, whatever the message and the client are like. */
 static void deliver_frame(struct connmgr *cm, struct conn *c, const struct sub_rec *s, const struct delivery *d)
 {
     const struct protocol *protocol = c->protocol;
     const struct message *m = &d->head;
-    uint32_t body = d->kept + d->made_len + d->rest;
-    uint32_t most = m->subject_len + m->reply_len + s->sid_len + PROTOCOL_FRAME_MORE +
+    uint32_t body = d->kept + d->made_len + d->rest, sid_len;
+    const char *sid = subtable_sid(cm, s, &sid_len);
+    uint32_t most = m->subject_len + m->reply_len + sid_len + PROTOCOL_FRAME_MORE +
                     (d->copied ? body + protocol->end_len : 0);
-    uint8_t *at = output_reserve(cm, c, most), *to = protocol->put_message(at, m, s->sid, s->sid_len);
+    uint8_t *at = output_reserve(cm, c, most), *to = protocol->put_message(at, m, sid, sid_len);
 
     if (d->copied) {
         to = put_text(to, d->body, d->kept);
@@ -111,10 +130,12 @@ static void deliver_frame(struct connmgr *cm, struct conn *c, const struct sub_r
     output_append(cm, c, protocol->end, protocol->end_len);
 }
 
-static void count_out(struct connmgr *cm, struct conn *c, uint32_t count)
+static void count_out(struct connmgr *cm, struct conn *c, uint32_t count, uint64_t payload)
 {
     cm->stats.messages_out += count;
     c->messages_out += count;
+    cm->stats.payload_out += payload;
+    c->payload_out += payload;
 }
 
 /* The message as it was published. Headers go to those who have a use for them and speak the protocol
@@ -179,7 +200,7 @@ static void deliver_one(struct connmgr *cm, uint32_t sub, uint64_t handle, uint3
     if (c->dropped && c->options & CONN_HEADERS)
         add_dropped(cm, c, &d, made);
     deliver_frame(cm, c, &cm->subs[sub], &d);
-    count_out(cm, c, 1);
+    count_out(cm, c, 1, d.head.total_len);
     if (TRACE_IF(cm->trace.on))
         trace_deliver(cm, c, (struct trace_part){.handle = handle, .end = c->end, .count = 1});
 }
@@ -212,7 +233,7 @@ static inline void run_begin(struct run *run, const uint32_t *subs, uint32_t rec
     run->subs = subs;
     run->recipients = recipients;
     run->count = run->headers = 0;
-    run->bytes = 0;
+    run->bytes = run->payload = 0;
 }
 
 /* Adds the message to the run; 0: its frame cannot be made this way. */
@@ -236,6 +257,7 @@ static int run_add(struct connmgr *cm, struct run *run, uint64_t handle)
     f->alike = 0;
     run->headers += f->headers;
     run->bytes += protocol->usual_more[f->headers] + f->subject_len + f->tail_len;
+    run->payload += e->total_len;
     return 1;
 }
 
@@ -329,7 +351,7 @@ static inline uint32_t frame_most(const struct usual *f, const struct sub_rec *s
 static int takes_run(const struct connmgr *cm, const struct conn *c, const struct sub_rec *s,
                      const struct run *run)
 {
-    if (!(s->word & (SUB_ACTIVE | SUB_DYING)) || !c->served || c->dropped ||
+    if (!(s->word & (SUB_ACTIVE | SUB_DYING)) || !c->served || c->dropped || s->sid_len > PROTOCOL_SID_SHORT ||
         c->protocol != run->protocol)
         return 0;
     if (s->max && s->word & SUB_PLAIN && s->delivered + run->count >= s->max)
@@ -430,6 +452,8 @@ static void run_deliver(struct connmgr *cm, const struct run *run, uint32_t stam
         struct conn *c = &cm->conns[(uint32_t)s->word];
 
         if (!takes_run(cm, c, s, run)) {
+            if (s->sid_len > PROTOCOL_SID_SHORT && run->count > 1 && !output_has_spare(cm, run->count))
+                conn_end(cm, c, CLOSE_SLOW_ROOM);
             for (uint32_t k = 0; k < run->count; k++)
                 deliver_one(cm, subs[i], run->frames[k].handle, stamp);
             continue;
@@ -444,7 +468,7 @@ static void run_deliver(struct connmgr *cm, const struct run *run, uint32_t stam
                 made_make(cm, &made, s, run);
             made_give(cm, c, &made);
         }
-        count_out(cm, c, run->count);
+        count_out(cm, c, run->count, run->payload);
         if (TRACE_IF(cm->trace.on))
             run_trace(cm, c, s, run, end);
     }
@@ -526,7 +550,7 @@ void deliver_as(struct connmgr *cm, const struct order_mode *o, uint32_t stamp)
         d.head.reply_len = o->reply_len;
     }
     deliver_frame(cm, c, &cm->subs[o->sub], &d);
-    count_out(cm, c, 1);
+    count_out(cm, c, 1, d.head.total_len);
     if (TRACE_IF(cm->trace.on))
         trace_deliver(cm, c, (struct trace_part){.handle = o->handle, .end = c->end, .count = 1});
 }
@@ -545,7 +569,8 @@ static uint32_t put_own(const struct protocol *protocol, uint8_t *to, const stru
 
 void deliver_own(struct connmgr *cm, uint32_t sub, const struct own *own, uint32_t stamp)
 {
-    struct conn *c = deliver_recipient(cm, sub, stamp, 0);
+    struct conn *c = own->code == MODES_NO_RESPONDERS ? no_responders_recipient(cm, sub, 0)
+                                                      : deliver_recipient(cm, sub, stamp, 0);
     uint8_t made[OWN_HEADERS_MAX];
     struct delivery d = {.head = own->head, .made = made, .body = own->body, .rest = own->body_len, .copied = 1};
 
@@ -558,13 +583,13 @@ void deliver_own(struct connmgr *cm, uint32_t sub, const struct own *own, uint32
     d.head.header_len = d.made_len;
     d.head.total_len = d.made_len + d.rest;
     deliver_frame(cm, c, &cm->subs[sub], &d);
-    count_out(cm, c, 1);
+    count_out(cm, c, 1, d.head.total_len);
 }
 
 /* "Nobody is listening": a status to the sender's own subscription. */
-void deliver_no_responders(struct connmgr *cm, const struct order_no_responders *o, uint32_t stamp)
+void deliver_no_responders(struct connmgr *cm, const struct order_no_responders *o)
 {
-    struct conn *c = deliver_recipient(cm, o->sub, stamp, o->handle);
+    struct conn *c = no_responders_recipient(cm, o->sub, o->handle);
     uint8_t status[64];
     struct delivery about;
 

@@ -53,8 +53,7 @@ void input_drop(struct connmgr *cm, struct conn *c)
     c->chained = 0;
     count_begun(cm, c);
     if (c->own_chunk) {
-        c->own_chunk = 0;
-        cm->bulk--;
+        unfinished_own(cm, c, 0);
         arena_close(&cm->port.pool, chunk);
     }
     arena_unhold(&cm->port.pool, chunk);
@@ -100,8 +99,8 @@ int input_recover(struct connmgr *cm, struct conn *c, uint64_t taken)
     c->at = at;
     c->len = (uint32_t)len;
     c->need = need;
-    c->chained = c->own_chunk = (uint8_t)chained;
-    cm->bulk += c->own_chunk;
+    c->chained = (uint8_t)chained;
+    unfinished_own(cm, c, chained);
     count_begun(cm, c);
     arena_hold(&cm->port.pool, chunk);
     return 0;
@@ -124,8 +123,7 @@ static void move_to(struct connmgr *cm, struct conn *c, uint32_t chunk, uint32_t
     arena_hold(&cm->port.pool, chunk);
     c->chunk = chunk;
     c->at = at;
-    c->own_chunk = (uint8_t)own;
-    cm->bulk += (uint32_t)own - old_own;
+    unfinished_own(cm, c, own);
     count_begun(cm, c);
     CRASH(INPUT_MOVE);
     store_buffer(cm, c);
@@ -223,7 +221,10 @@ static uint32_t kept_for_others(const struct connmgr *cm, const struct conn *c)
 
 int input_pack(struct connmgr *cm, struct conn *c)
 {
-    return make_shared(cm, c, c->len, 0);
+    if (!make_shared(cm, c, c->len, 0))
+        return 0;
+    c->chained = 0; /* all of it lies in one piece: what had a chain has little so far */
+    return 1;
 }
 
 /* Whether a new frame may be begun. */
@@ -363,7 +364,10 @@ void input_receive(struct connmgr *cm, struct conn *c)
             input_drop(cm, c);
         if (got < 0 && (errno == EAGAIN || errno == EINTR))
             return;
-        conn_end(cm, c, got == 0 ? CLOSE_CLIENT : CLOSE_READ_ERROR);
+        if (got == 0)
+            conn_finish(cm, c);
+        else
+            conn_end(cm, c, CLOSE_READ_ERROR);
         return;
     }
     CRASH(INPUT_RECEIVED);

@@ -29,6 +29,9 @@
  *       appends to outputs is committed together with its number.
  *   J6  A sub slot is reused only after the router said it will not be named again; a conn
  *       slot only after the router confirmed the end of its session.
+ *   J7  The cells of a long sid (sid_more, next) are slots below subs_high without SUB_ACTIVE and SUB_DYING, as
+ *       many as its length takes, and of one subscription each. They are written before it is
+ *       active, and are free when its slot is.
  * A record that nothing names yet is outside J1: `connmgr_adopt()` and `subtable_add()` fill a
  * free record with plain stores before the step that makes it count.
  */
@@ -46,7 +49,9 @@
 #define JOURNAL_BLOCK_BYTES 16384u
 #define JOURNAL_SEGS_PER_BLOCK 8u
 #define JOURNAL_BLOCKS_MIN 8192u /* 128 MiB: one order batch may need 4096, see output.c */
-#define JOURNAL_SID_MAX 64u  /* room in the record; a protocol may allow less */
+#define JOURNAL_SID_INLINE 64u /* bytes of a sid in its record; a longer one goes on in cells (struct sid_cell) */
+#define JOURNAL_SID_LONG 255u  /* sub_rec.sid_len of such a one */
+#define JOURNAL_CELL_TEXT 96u
 #define JOURNAL_NAME_MAX 64u /* MODE_NAME_MAX of routing.h */
 
 /* The low byte of conn_rec.phase. Which may follow which is in conn.c. Layout 2 had the same numbers but
@@ -61,7 +66,8 @@ API enum conn_phase {
     PHASE_CLOSING = 4, /* the socket is gone, the router's word is awaited */
     PHASE_GREETED = 5, /* greeted; served like OPEN, as no client has to say who it is yet. With
                         * CONN_CONNECTED: what it said was accepted but for its name (names.c) */
-    PHASES = 6,
+    PHASE_FINISHING = 6, /* the client has ended its side: it gets what it is owed, nothing is read (conn.c) */
+    PHASES = 7,
 };
 #define CONN_REASON_SHIFT 16 /* PHASE_LINGER: bits 16 to 23 say why, enum close_reason of conn.h */
 
@@ -115,16 +121,34 @@ struct sub_rec {
     uint64_t base;      /* `delivered` before the batch `stamp`; redo when a flow has delivered since (decide.c) */
     uint64_t max;       /* redo; 0: none */
     uint32_t stamp;     /* low bits of the batch that last changed `delivered` */
-    uint8_t sid_len;    /* before the step that sets SUB_ACTIVE, as all that follow */
-    char sid[JOURNAL_SID_MAX]; /* one of up to 27 bytes ends in the first cache line */
-    uint8_t pad[3];
-    uint32_t sid_more;  /* 0; kept for a place where longer ones go on */
+    uint8_t sid_len;    /* before the step that sets SUB_ACTIVE, as all that follow; JOURNAL_SID_LONG: sid_bytes */
+    char sid[JOURNAL_SID_INLINE]; /* one of up to 27 bytes ends in the first cache line */
+    uint8_t pad;
+    uint16_t sid_bytes; /* of a long sid: all of it */
+    uint32_t sid_more;  /* of a long sid: slot + 1 of its first cell; else 0 */
     uint32_t account;   /* of its connection; 0: the global one */
     uint64_t reserved[2];
 };
 _Static_assert(sizeof(struct sub_rec) == 128, "two cache lines");
 _Static_assert(offsetof(struct sub_rec, sid) == 37, "frozen layout");
+_Static_assert(offsetof(struct sub_rec, sid_bytes) == 102, "frozen layout");
 _Static_assert(offsetof(struct sub_rec, sid_more) == 104, "frozen layout");
+
+/* Where a long sid goes on: a slot of the subscriptions that is nobody's subscription. It is in use while a record
+ * that is active or dying leads to it (J7). */
+struct sid_cell {
+    uint64_t word;      /* of the slot: neither SUB_ACTIVE nor SUB_DYING; its epoch stays */
+    char text[JOURNAL_CELL_TEXT]; /* before the step that makes the subscription active, as what follows */
+    uint32_t next;      /* slot + 1; 0: the last one */
+    uint32_t pad;
+    uint64_t reserved[2];
+};
+_Static_assert(sizeof(struct sid_cell) == sizeof(struct sub_rec), "it takes the place of one");
+
+API static inline uint32_t journal_sid_cells(uint32_t sid_bytes)
+{
+    return sid_bytes <= JOURNAL_SID_INLINE ? 0 : (sid_bytes - JOURNAL_SID_INLINE + JOURNAL_CELL_TEXT - 1) / JOURNAL_CELL_TEXT;
+}
 
 #define SEG_BODY (1ULL << 63) /* ref is a handle: bytes of a body; else block << 32 | offset */
 #define SEG_SHARED (1ULL << 62) /* beside block and offset: other connections get the same bytes */

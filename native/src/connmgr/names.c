@@ -48,7 +48,7 @@ void names_asked(struct connmgr *cm, const struct order_name *o)
 {
     struct conn *c = &cm->conns[o->conn];
 
-    if (o->conn >= cm->journal->conns_high || c->uid != o->uid || !c->served || c->reason)
+    if (o->conn >= cm->journal->conns_high || c->uid != o->uid || !conn_is_heard(c) || c->reason)
         return; /* it is ending: so is its claim to the name */
     c->question.asker_port = o->asker_port;
     c->question.asker = o->asker;
@@ -83,7 +83,7 @@ void names_tick(struct connmgr *cm, struct conn *c)
 {
     if (c->unread & UNREAD_NAME)
         connmgr_ask(cm, c, ASK_READY);
-    if (!c->name_asked || !c->served || cm->now_ns - c->question.since_ns < cm->conf.name_answer_ns)
+    if (!c->name_asked || !conn_is_heard(c) || cm->now_ns - c->question.since_ns < cm->conf.name_answer_ns)
         return;
     if (could_not_answer(cm, c)) {
         keep(cm, c);

@@ -47,8 +47,11 @@ static void session_passed(struct connmgr *cm, const struct order_conn *o)
 
     if (c->uid != o->uid || !c->served || c->reason)
         return;
-    reply_say(cm, c, REPLY_PONG);
-    if (!(c->unread & UNREAD_ANSWER))
+    if (o->settle)
+        c->settled = o->settle;
+    else
+        reply_say(cm, c, REPLY_PONG);
+    if (!(c->unread & UNREAD_ANSWER) || (!o->settle && !(c->options & CONN_VERBOSE)))
         return;
     unread_clear(cm, c, UNREAD_ANSWER);
     conn_put_phase(cm, c);
@@ -113,7 +116,7 @@ static void apply(struct connmgr *cm, const struct order *o, uint32_t stamp)
 {
     switch (o->type & ~ORDER_MORE) {
     case ORDER_NO_RESPONDERS:
-        deliver_no_responders(cm, (const struct order_no_responders *)o, stamp);
+        deliver_no_responders(cm, (const struct order_no_responders *)o);
         port_note(&cm->port, o);
         return;
     case ORDER_DELETE:

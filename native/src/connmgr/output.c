@@ -7,7 +7,7 @@
  *
  * Bound: an order batch names at most 2040 recipients, each of which may need one new block
  * for its frame head and one for what follows a body; runs count for as much as they need
- * (batch_run_load): OUTPUT_BLOCKS_KEPT are free before a batch is begun, if need be by ending the
+ * (batch_run_load), but for those to subscriptions with long sids (output_has_spare): OUTPUT_BLOCKS_KEPT are free before a batch is begun, if need be by ending the
  * connection with the most pending bytes.
  */
 #include "connmgr/connmgr.h"
@@ -20,7 +20,7 @@
 
 #define OUTPUT_BLOCKS_KEPT 4096u
 #define OUTPUT_SEGS_KEPT (4u * OUTPUT_BLOCKS_KEPT)
-_Static_assert(BATCH_GATHERED == JOURNAL_BLOCK_BYTES && BATCH_FRAME_MORE >= 32 + PROTOCOL_SID_MAX, "see batch_run_load");
+_Static_assert(BATCH_GATHERED == JOURNAL_BLOCK_BYTES && BATCH_FRAME_MORE >= 32 + PROTOCOL_SID_SHORT, "see batch_run_load");
 #define OUTPUT_IOV_MAX 64
 #define OUTPUT_WRITE_MAX (256u * 1024)
 
@@ -323,7 +323,7 @@ void output_write(struct connmgr *cm, struct conn *c)
     }
     if (c->crowded)
         slow_written(cm, c);
-    if (c->phase == PHASE_LINGER)
+    if (c->confirmed)
         conn_linger(cm, c);
 }
 
@@ -382,6 +382,13 @@ uint32_t output_blocks_left(const struct connmgr *cm) { return blocks_left(cm); 
 int output_has_room(const struct connmgr *cm)
 {
     return blocks_left(cm) >= OUTPUT_BLOCKS_KEPT && segs_left(cm) >= OUTPUT_SEGS_KEPT;
+}
+
+/* Room for frames with long sids, which the router does not count (batch_run_load): a block each at most, beside what the
+ * rest of a batch may take. */
+int output_has_spare(const struct connmgr *cm, uint32_t frames)
+{
+    return blocks_left(cm) >= OUTPUT_BLOCKS_KEPT + frames + 1;
 }
 
 /* Before a batch is begun: see the bound at the top. 1 if a connection had to go. */

@@ -62,12 +62,12 @@ int connmgr_readopt(struct connmgr *cm, uint32_t slot, uint64_t uid, int fd)
 
     if (!err)
         err = streams_find(cm, c, fd, in, out, &places);
-    if (!err && c->served) /* of one that lingers nothing more is parsed (J2) */
+    if (!err && conn_is_heard(c)) /* of the others nothing more is parsed (J2) */
         err = input_recover(cm, c, places.in);
     if (!err) {
         out = places.out;
-        if (c->phase == PHASE_LINGER && places.fin)
-            out--; /* our FIN: conn_linger() came so far */
+        if ((c->phase == PHASE_LINGER || c->phase == PHASE_FINISHING) && places.fin)
+            out--; /* our FIN: conn_linger() or close_now() came so far */
         if (out < c->sent || out > c->end)
             err = -EBADMSG;
     }
@@ -121,11 +121,12 @@ int connmgr_start(struct connmgr *cm)
         if (c->phase == PHASE_CLOSING) {
             output_drop(cm, c);
             connmgr_ask(cm, c, ASK_CLOSE);
-        } else if (c->phase == PHASE_LINGER && !c->lost) {
+        } else if ((c->phase == PHASE_LINGER || c->phase == PHASE_FINISHING) && !c->lost) {
             cm->conn_count++;
             c->linger_since = cm->now_ns;
             connmgr_ask(cm, c, ASK_CLOSE);
             output_write(cm, c);
+            slow_recover(cm, c);
         } else if (c->phase != PHASE_NONE && c->lost) {
             cm->conn_count++;
             conn_end(cm, c, c->lost == LOST_LEFT ? CLOSE_CLIENT : CLOSE_SERVER);

@@ -11,10 +11,10 @@ void refer_mode(struct connmgr *cm, const struct conn *c, uint64_t handle, uint3
     cm->modes++;
 }
 
-void refer_subscribe(struct connmgr *cm, const struct conn *c, uint32_t sub, const void *subject, uint32_t subject_len,
-                     const void *queue, uint32_t queue_len)
+void refer_subscribe(struct connmgr *cm, const struct conn *c, uint32_t sub, const uint8_t *p, const struct frame *f)
 {
-    port_refer_subscribe(&cm->port, c->slot, sub_handle(cm, sub), subject, subject_len, queue, queue_len, cm->now_ns);
+    port_refer_subscribe(&cm->port, c->slot, sub_handle(cm, sub), p + f->subject, f->subject_len, p + f->queue, f->queue_len,
+                         p + f->sid, f->sid_len < REF_SID_MAX ? f->sid_len : REF_SID_MAX, cm->now_ns);
     cm->subscribed++;
 }
 
@@ -23,11 +23,11 @@ void refer_unsubscribe(struct connmgr *cm, uint32_t conn, uint32_t sub, uint64_t
     port_refer_unsubscribe(&cm->port, conn, sub_handle(cm, sub), max, cm->now_ns);
 }
 
-void refer_ping(struct connmgr *cm, const struct conn *c)
+void refer_ping(struct connmgr *cm, const struct conn *c, uint16_t settle)
 {
     struct ref_ping *r = batch_out_append(&cm->port.refs, sizeof(*r), cm->now_ns);
 
-    *r = (struct ref_ping){.type = REF_PING, .bytes = sizeof(*r), .conn = c->slot, .uid = c->uid};
+    *r = (struct ref_ping){.type = REF_PING, .settle = settle, .bytes = sizeof(*r), .conn = c->slot, .uid = c->uid};
 }
 
 /* ---- what no client frame brings ---- */

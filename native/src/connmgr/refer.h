@@ -50,10 +50,10 @@ static inline void refer_join(struct ref_message *r, uint32_t more, uint32_t siz
 
 void refer_mode(struct connmgr *cm, const struct conn *c, uint64_t handle, uint32_t size, uint8_t flags,
                 const struct refer_texts *t, const struct ref_mode *mode);
-void refer_subscribe(struct connmgr *cm, const struct conn *c, uint32_t sub, const void *subject, uint32_t subject_len,
-                     const void *queue, uint32_t queue_len);
+/* The FRAME_SUBSCRIBE that lies at `p`. */
+void refer_subscribe(struct connmgr *cm, const struct conn *c, uint32_t sub, const uint8_t *p, const struct frame *f);
 void refer_unsubscribe(struct connmgr *cm, uint32_t conn, uint32_t sub, uint64_t max);
-void refer_ping(struct connmgr *cm, const struct conn *c);
+void refer_ping(struct connmgr *cm, const struct conn *c, uint16_t settle);
 
 /* The references that no client frame brings, as far as there is room: a step of its own. */
 void refer_due(struct connmgr *cm);

@@ -125,7 +125,7 @@ void streams_forget(struct connmgr *cm, struct conn *c)
 
 void streams_recover(struct connmgr *cm, struct conn *c)
 {
-    c->stash = c->served ? cm->recs[c->slot].in_stash : 0;
+    c->stash = conn_is_heard(c) ? cm->recs[c->slot].in_stash : 0;
     for (int i = 0; i < 2; i++)
         if ((uint32_t)(c->stash >> (32 * i)))
             cm->block_users[stash_block(c->stash, i)]++;
@@ -329,7 +329,7 @@ int streams_find(struct connmgr *cm, struct conn *c, int fd, uint64_t taken, uin
     }
     uint64_t raw = raw_of(c->transport, r->out_len), there = given - r->out_raw;
 
-    if (c->served && (taken > r->in_end || drop_raw(fd, r->in_end - taken)))
+    if (conn_is_heard(c) && (taken > r->in_end || drop_raw(fd, r->in_end - taken)))
         return -EBADMSG;
     ret->fin = there == raw + 1;
     there -= (uint64_t)ret->fin;

@@ -2,13 +2,15 @@
  *
  * Primary: sub_rec in the journal. Derived: a chained hash, one list per connection, a stack
  * of free slots. A slot leaves the hash when the client unsubscribes, but is reused only when
- * the router has said that no order will name it again (J6).
+ * the router has said that no order will name it again (J6). A sid that does not fit its record goes on
+ * in slots of the same table (J7): they count against what connmgr.subscriptions allows.
  */
 #include "connmgr/connmgr.h"
 #include "base/crash.h"
 #include "base/hash.h"
 
-_Static_assert(PROTOCOL_SID_MAX <= JOURNAL_SID_MAX, "every sid has room in its record");
+_Static_assert(PROTOCOL_SID_SHORT <= JOURNAL_SID_INLINE, "a short sid lies in its record");
+_Static_assert(PROTOCOL_SID_MAX <= UINT16_MAX, "sub_rec.sid_bytes");
 
 static uint32_t hash_of(const struct connmgr *cm, uint32_t conn, const char *sid, uint32_t len)
 {
@@ -23,6 +25,44 @@ static uint32_t hash_of(const struct connmgr *cm, uint32_t conn, const char *sid
 
 static uint32_t sub_conn(const struct sub_rec *s) { return (uint32_t)s->word; }
 
+/* ---- long sids (J7) ---- */
+
+static struct sid_cell *cell_at(struct connmgr *cm, uint32_t slot) { return (struct sid_cell *)&cm->subs[slot]; }
+
+static uint32_t sid_bytes(const struct sub_rec *s) { return s->sid_len == JOURNAL_SID_LONG ? s->sid_bytes : s->sid_len; }
+
+const char *subtable_sid(struct connmgr *cm, const struct sub_rec *s, uint32_t *ret_len)
+{
+    uint32_t left = sid_bytes(s), part = JOURNAL_SID_INLINE;
+    char *to = cm->sid_text;
+
+    *ret_len = left;
+    if (s->sid_len != JOURNAL_SID_LONG)
+        return s->sid;
+    memcpy(to, s->sid, part);
+    for (uint32_t cell = s->sid_more; left -= part; cell = cell_at(cm, cell - 1)->next) {
+        to += part;
+        part = left < JOURNAL_CELL_TEXT ? left : JOURNAL_CELL_TEXT;
+        memcpy(to, cell_at(cm, cell - 1)->text, part);
+    }
+    return cm->sid_text;
+}
+
+static uint32_t hash_sub(struct connmgr *cm, const struct sub_rec *s)
+{
+    uint32_t len;
+    const char *sid = subtable_sid(cm, s, &len);
+
+    return hash_of(cm, sub_conn(s), sid, len);
+}
+
+static int has_sid(struct connmgr *cm, const struct sub_rec *s, const uint8_t *sid, uint32_t len)
+{
+    if (len <= JOURNAL_SID_INLINE)
+        return s->sid_len == len && memcmp(s->sid, sid, len) == 0;
+    return s->sid_len == JOURNAL_SID_LONG && s->sid_bytes == len && memcmp(subtable_sid(cm, s, &len), sid, len) == 0;
+}
+
 uint32_t subtable_find(struct connmgr *cm, uint32_t conn, const uint8_t *sid, uint32_t len)
 {
     uint32_t at = cm->sub_hash[hash_of(cm, conn, (const char *)sid, len)];
@@ -30,7 +70,7 @@ uint32_t subtable_find(struct connmgr *cm, uint32_t conn, const uint8_t *sid, ui
     while (at) {
         const struct sub_rec *s = &cm->subs[at - 1];
 
-        if (sub_conn(s) == conn && s->sid_len == len && memcmp(s->sid, sid, len) == 0)
+        if (sub_conn(s) == conn && has_sid(cm, s, sid, len))
             return at - 1;
         at = cm->links[at - 1].hash_next;
     }
@@ -40,7 +80,7 @@ uint32_t subtable_find(struct connmgr *cm, uint32_t conn, const uint8_t *sid, ui
 static void unhash(struct connmgr *cm, uint32_t sub)
 {
     const struct sub_rec *s = &cm->subs[sub];
-    uint32_t *at = &cm->sub_hash[hash_of(cm, sub_conn(s), s->sid, s->sid_len)];
+    uint32_t *at = &cm->sub_hash[hash_sub(cm, s)];
 
     while (*at && *at - 1 != sub)
         at = &cm->links[*at - 1].hash_next;
@@ -54,7 +94,7 @@ static void link_in(struct connmgr *cm, uint32_t sub, struct conn *c, int hashed
 
     if (hashed) {
         const struct sub_rec *s = &cm->subs[sub];
-        uint32_t *bucket = &cm->sub_hash[hash_of(cm, c->slot, s->sid, s->sid_len)];
+        uint32_t *bucket = &cm->sub_hash[hash_sub(cm, s)];
 
         l->hash_next = *bucket;
         *bucket = sub + 1;
@@ -67,32 +107,67 @@ static void link_in(struct connmgr *cm, uint32_t sub, struct conn *c, int hashed
     c->sub_first = sub;
 }
 
+/* The caller has made sure that there is one. */
 static uint32_t take(struct connmgr *cm)
 {
     if (cm->sub_free_count)
         return cm->sub_free[--cm->sub_free_count];
-    if (cm->journal->subs_high == cm->journal->subs)
-        return CONNMGR_NONE;
     return (uint32_t)cm->journal->subs_high++;
+}
+
+static uint32_t slots_left(const struct connmgr *cm)
+{
+    return cm->sub_free_count + cm->journal->subs - (uint32_t)cm->journal->subs_high;
+}
+
+/* The caller has made sure that there are slots. */
+static void write_sid(struct connmgr *cm, struct sub_rec *s, const uint8_t *sid, uint32_t len)
+{
+    uint32_t *link = &s->sid_more;
+
+    s->sid_more = 0;
+    s->sid_bytes = (uint16_t)len;
+    s->sid_len = (uint8_t)(len <= JOURNAL_SID_INLINE ? len : JOURNAL_SID_LONG);
+    if (len <= JOURNAL_SID_INLINE) {
+        memcpy(s->sid, sid, len);
+        return;
+    }
+    memcpy(s->sid, sid, JOURNAL_SID_INLINE);
+    for (uint32_t at = JOURNAL_SID_INLINE; at < len; at += JOURNAL_CELL_TEXT) {
+        uint32_t slot = take(cm), part = len - at < JOURNAL_CELL_TEXT ? len - at : JOURNAL_CELL_TEXT;
+        struct sid_cell *cell = cell_at(cm, slot);
+
+        memcpy(cell->text, sid + at, part);
+        cell->next = 0;
+        *link = slot + 1;
+        link = &cell->next;
+    }
+    CRASH(SID_CELLS);
+}
+
+static void free_sid(struct connmgr *cm, const struct sub_rec *s)
+{
+    if (s->sid_len != JOURNAL_SID_LONG)
+        return;
+    for (uint32_t cell = s->sid_more; cell; cell = cell_at(cm, cell - 1)->next)
+        cm->sub_free[cm->sub_free_count++] = cell - 1;
 }
 
 /* The word is put into the step being committed. The working value is stored at once too:
  * until the commit the slot is named by nothing that survives a crash. */
 uint32_t subtable_add(struct connmgr *cm, struct conn *c, const uint8_t *sid, uint32_t len, int plain)
 {
-    uint32_t sub = take(cm);
-
-    if (sub == CONNMGR_NONE)
+    if (slots_left(cm) <= journal_sid_cells(len))
         return CONNMGR_NONE;
+    uint32_t sub = take(cm);
     struct sub_rec *s = &cm->subs[sub];
     uint64_t epoch = ((s->word >> 32) + 1) & 0x1fffffff;
 
     s->delivered = s->base = 0;
     s->stamp = 0;
     s->max = 0;
-    s->sid_more = s->account = 0;
-    s->sid_len = (uint8_t)len;
-    memcpy(s->sid, sid, len);
+    s->account = 0;
+    write_sid(cm, s, sid, len);
     /* Neither active nor dying: still free after a crash. */
     s->word = (plain ? SUB_PLAIN : 0) | epoch << 32 | c->slot;
     link_in(cm, sub, c, 1);
@@ -128,12 +203,28 @@ void subtable_free(struct connmgr *cm, uint32_t sub)
         cm->links[l->conn_next].conn_prev = l->conn_prev;
     s->word &= 0x1fffffff00000000ULL; /* "sub.free" */
     CRASH(SUB_FREE);
+    free_sid(cm, s);
     cm->sub_free[cm->sub_free_count++] = sub;
+}
+
+/* A slot that is a cell: its links are not those of a subscription. */
+#define LINK_OF_CELL CONNMGR_NONE
+
+static void mark_cells(struct connmgr *cm)
+{
+    for (uint32_t sub = 0; sub < cm->journal->subs_high; sub++) {
+        const struct sub_rec *s = &cm->subs[sub];
+
+        if (s->word & (SUB_ACTIVE | SUB_DYING) && s->sid_len == JOURNAL_SID_LONG)
+            for (uint32_t cell = s->sid_more; cell; cell = cell_at(cm, cell - 1)->next)
+                cm->links[cell - 1].hash_next = LINK_OF_CELL;
+    }
 }
 
 void subtable_recover(struct connmgr *cm)
 {
     cm->sub_free_count = 0;
+    mark_cells(cm);
     for (uint32_t sub = (uint32_t)cm->journal->subs_high; sub-- > 0;) {
         struct sub_rec *s = &cm->subs[sub];
 
@@ -143,7 +234,7 @@ void subtable_recover(struct connmgr *cm)
                 s->delivered = s->base;
             if (s->word & SUB_DYING)
                 cm->sub_due[cm->sub_due_count++] = sub;
-        } else {
+        } else if (cm->links[sub].hash_next != LINK_OF_CELL) {
             cm->sub_free[cm->sub_free_count++] = sub;
         }
     }

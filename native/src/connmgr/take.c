@@ -100,6 +100,7 @@ static inline uint32_t take_messages(struct connmgr *cm, struct conn *c, const u
     if (may_have_mode(p, f)) {
         cm->chunk_messages[c->chunk] = n + 1;
         cm->stats.messages_in++;
+        cm->stats.payload_in += f->total_len;
         refer_with_mode(cm, c, p, at, f, handle);
         return 1;
     }
@@ -107,6 +108,7 @@ static inline uint32_t take_messages(struct connmgr *cm, struct conn *c, const u
         count += take_repeats(cm, c, f, at, n + 1);
     cm->chunk_messages[c->chunk] = n + count;
     cm->stats.messages_in += count;
+    cm->stats.payload_in += (uint64_t)count * f->total_len;
     /* The router needs the reply subject only to tell a sender that nobody listens. */
     int ask = f->reply_len && c->options & CONN_NO_RESPONDERS;
     struct refer_texts texts = {p + f->subject, p + f->reply, f->subject_len, ask ? f->reply_len : 0};
@@ -124,26 +126,51 @@ static inline uint32_t take_messages(struct connmgr *cm, struct conn *c, const u
     return count;
 }
 
-static void subscribe(struct connmgr *cm, struct conn *c, const uint8_t *p, const struct frame *f)
+/* The answer has no more to say than for which frame it was asked. */
+static uint16_t settle_mark(uint64_t pos) { return (uint16_t)(pos % UINT16_MAX + 1); }
+
+/* A sid is used again, and its subscription has a maximum. Whether that is reached is known when everything the client
+ * said before has been routed, and what of it is for this connmgr has been delivered: the frame waits for that, as that
+ * of a verbose client behind a PING does. 1: it waits. After a crash it may wait twice. */
+static int settle_first(struct connmgr *cm, struct conn *c, uint32_t sub, uint32_t at)
+{
+    uint16_t mark = settle_mark(c->in_pos + (at - c->at));
+
+    if ((!cm->subs[sub].max && !cm->step.limited) || c->settled == mark)
+        return 0;
+    decide_ask(cm, c);
+    refer_ping(cm, c, mark);
+    unread_set(c, UNREAD_ANSWER);
+    conn_put_phase(cm, c);
+    return 1;
+}
+
+/* 0: it has to wait. */
+static int subscribe(struct connmgr *cm, struct conn *c, const uint8_t *p, uint32_t at, const struct frame *f)
 {
     if (f->flags & FRAME_BAD_SUBJECT) {
         reply_refuse(cm, c, REFUSED_SUBJECT);
-        return;
+        return 1;
     }
-    if (subtable_find(cm, c->slot, p + f->sid, f->sid_len) == CONNMGR_NONE) {
+    uint32_t before = subtable_find(cm, c->slot, p + f->sid, f->sid_len);
+
+    if (before != CONNMGR_NONE && settle_first(cm, c, before, at))
+        return 0;
+    if (before == CONNMGR_NONE) {
         uint32_t sub = CONNMGR_NONE;
 
         if (!cm->conf.max_subscriptions || c->subs < cm->conf.max_subscriptions)
             sub = subtable_add(cm, c, p + f->sid, f->sid_len, f->queue_len == 0);
         if (sub == CONNMGR_NONE) {
             conn_end(cm, c, CLOSE_SUBSCRIPTIONS);
-            return;
+            return 1;
         }
         decide_ask(cm, c);
-        refer_subscribe(cm, c, sub, p + f->subject, f->subject_len, p + f->queue, f->queue_len);
+        refer_subscribe(cm, c, sub, p, f);
     }
     if (c->options & CONN_VERBOSE)
         reply_say(cm, c, REPLY_OK);
+    return 1;
 }
 
 static void unsubscribe(struct connmgr *cm, struct conn *c, const uint8_t *p, const struct frame *f)
@@ -155,8 +182,10 @@ static void unsubscribe(struct connmgr *cm, struct conn *c, const uint8_t *p, co
 
         uint64_t max = f->max_msgs;
 
-        if (max)
+        if (max) {
             redo_put(&cm->port.redo, &s->max, max);
+            cm->step.limited = 1;
+        }
         /* A queue member's maximum is the router's to keep: what it has routed there already
          * went to nobody else. */
         if (max == 0 || (s->word & SUB_PLAIN && s->delivered >= max)) {
@@ -170,8 +199,8 @@ static void unsubscribe(struct connmgr *cm, struct conn *c, const uint8_t *p, co
         reply_say(cm, c, REPLY_OK);
 }
 
-/* A whole frame. Returns how many were consumed: 1, or with repeats; fewer if it must wait (for Python, or
- * for an entry in another chunk). */
+/* A whole frame. Returns how many were consumed: 1, or with repeats; fewer if it must wait (for Python, for the
+ * router, or for an entry in another chunk). */
 static inline uint32_t take_frame(struct connmgr *cm, struct conn *c, const uint8_t *p, uint32_t at,
                                   const struct frame *f)
 {
@@ -188,15 +217,14 @@ static inline uint32_t take_frame(struct connmgr *cm, struct conn *c, const uint
             reply_say(cm, c, REPLY_OK);
         return count;
     case FRAME_SUBSCRIBE:
-        subscribe(cm, c, p, f);
-        return 1;
+        return (uint32_t)subscribe(cm, c, p, at, f);
     case FRAME_UNSUBSCRIBE:
         unsubscribe(cm, c, p, f);
         return 1;
     case FRAME_PING:
         /* The answer comes by way of the router, behind everything this client said. */
         decide_ask(cm, c);
-        refer_ping(cm, c);
+        refer_ping(cm, c, 0);
         if (c->options & CONN_VERBOSE) {
             unread_set(c, UNREAD_ANSWER);
             conn_put_phase(cm, c);
@@ -238,7 +266,7 @@ uint32_t take_frames(struct connmgr *cm, struct conn *c, const struct frame *f, 
                 return at - c->at;
             taken = take_frame(cm, c, p, at, f);
             if (!taken) {
-                if (c->unread & UNREAD_DECISION)
+                if (c->unread & (UNREAD_DECISION | UNREAD_ANSWER))
                     *ret_end = TAKE_STOP;
                 return at - c->at;
             }

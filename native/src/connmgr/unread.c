@@ -90,7 +90,7 @@ void unread_charge(struct connmgr *cm, struct conn *c, uint64_t messages, uint64
 {
     c->paid_messages_ns = used_up(c->paid_messages_ns, cm->now_ns, messages, cm->conf.max_messages_s);
     c->paid_bytes_ns = used_up(c->paid_bytes_ns, cm->now_ns, bytes, cm->conf.max_bytes_s);
-    if (!over_rate(cm, c) || !c->served || c->unread & UNREAD_DECISION)
+    if (!over_rate(cm, c) || !conn_is_heard(c) || c->unread & UNREAD_DECISION)
         return;
     if (cm->conf.rate_closes) {
         conn_end(cm, c, CLOSE_RATE);
@@ -111,7 +111,7 @@ static int is_crowded(const struct connmgr *cm, uint32_t slot, uint64_t uid)
 /* Holds a publisher. One consumer at a time: if there are more, it is told again by the next. */
 void unread_for_consumer(struct connmgr *cm, struct conn *c, uint32_t consumer, uint64_t uid)
 {
-    if (!c->served || c->unread & UNREAD_CONSUMER || !is_crowded(cm, consumer, uid))
+    if (!conn_is_heard(c) || c->unread & UNREAD_CONSUMER || !is_crowded(cm, consumer, uid))
         return;
     c->consumer = consumer;
     c->consumer_uid = uid;

@@ -72,6 +72,7 @@ static int scratch_journal(struct fsck *f, uint32_t n, int give_back)
         reserve_end(f->had[n], subs * 4);
         reserve_end(f->under_way[n], subs * 4);
         reserve_end(f->sids[n], (f->sids_mask[n] + 1ULL) * 4);
+        reserve_end(f->sid_cells[n], subs * 4);
         return 0;
     }
     f->segs[n] = reserve(segs * 8);
@@ -81,7 +82,8 @@ static int scratch_journal(struct fsck *f, uint32_t n, int give_back)
     f->under_way[n] = reserve(subs * 4);
     f->sids_mask[n] = (uint32_t)(sids_slots(j) - 1);
     f->sids[n] = reserve((f->sids_mask[n] + 1ULL) * 4);
-    return f->segs[n] && f->blocks[n] && f->filled[n] && f->had[n] && f->under_way[n] && f->sids[n]
+    f->sid_cells[n] = reserve(subs * 4);
+    return f->segs[n] && f->blocks[n] && f->filled[n] && f->had[n] && f->under_way[n] && f->sids[n] && f->sid_cells[n]
                ? 0 : -ENOMEM;
 }
 

@@ -86,6 +86,7 @@ API enum fsck_code { /* what `where` holds; its first four words tell one findin
     FSCK_SUB_FLAGS,       /* sub, word */
     FSCK_SUB_CONN,        /* sub, epoch, slot */
     FSCK_SUB_SID,         /* sub, epoch, length */
+    FSCK_SUB_CELL,        /* sub, epoch, cell + 1, other sub + 1 */
     FSCK_SUB_TWICE,       /* sub, epoch, slot, other sub */
     FSCK_SUB_UNROUTED,    /* sub, epoch, slot */
     FSCK_ROUTED_FREE,     /* sub, epoch, word in the journal */
@@ -158,6 +159,7 @@ struct fsck {
     uint32_t *had[PORTS_MAX];       /* per sub: epoch + 1 if active at first */
     uint32_t *under_way[PORTS_MAX]; /* per sub: epoch + 1 of a change on its way */
     uint32_t *sids[PORTS_MAX], sids_mask[PORTS_MAX]; /* hash of (conn, sid) */
+    uint32_t *sid_cells[PORTS_MAX]; /* by slot of subscriptions: sub + 1 whose sid goes on there */
     uint32_t *cells;                    /* per text cell: index of its user + 1 */
     uint64_t unreadable_refs[PORTS_MAX];
     uint32_t walks;

@@ -91,7 +91,7 @@ static uint32_t ref_text(const struct ref *r)
             return (uint32_t)m->subject_len + m->reply_len;
         return run->messages && run->messages <= ARENA_CHUNK_MESSAGES ? run->subject_len : UINT32_MAX;
     case REF_SUBSCRIBE:
-        return (uint32_t)s->subject_len + s->queue_len;
+        return (uint32_t)s->subject_len + s->queue_len + s->sid_len;
     case REF_UNSUBSCRIBE:
         return u->max_len == sizeof(u->max) ? u->max_len : UINT32_MAX;
     case REF_HOLD:

@@ -36,19 +36,69 @@ static uint32_t hash_of(uint32_t conn, const char *sid, uint32_t len)
     return (uint32_t)(h ^ h >> 32);
 }
 
+/* The bytes of a sid, of at most PROTOCOL_SID_MAX; 0: its length, or where it goes on, cannot be. */
+static uint32_t read_sid(struct fsck *f, uint32_t n, const struct sub_rec *s, char *to)
+{
+    uint32_t len = s->sid_len == JOURNAL_SID_LONG ? s->sid_bytes : s->sid_len, part = len;
+
+    if (len > PROTOCOL_SID_MAX || (len > JOURNAL_SID_INLINE) != (s->sid_len == JOURNAL_SID_LONG))
+        return 0;
+    if (part > JOURNAL_SID_INLINE)
+        part = JOURNAL_SID_INLINE;
+    memcpy(to, s->sid, part);
+    uint32_t cell = fsck_load32(&s->sid_more);
+
+    for (uint32_t left = len; left -= part;) {
+        if (cell == 0 || cell > fsck_load(&f->journals[n]->subs_high))
+            return 0;
+        const struct sid_cell *c = (const void *)sub_at(f, n, cell - 1);
+
+        to += part;
+        part = left < JOURNAL_CELL_TEXT ? left : JOURNAL_CELL_TEXT;
+        memcpy(to, c->text, part);
+        cell = fsck_load32(&c->next);
+    }
+    return len;
+}
+
+/* J7: a long sid goes on in slots that are no subscriptions, as many as it takes, each its own. */
+static void check_cells(struct fsck *f, uint32_t n, uint32_t sub, uint64_t word)
+{
+    const struct sub_rec *s = sub_at(f, n, sub);
+    uint32_t len = s->sid_bytes, cell = fsck_load32(&s->sid_more);
+
+    if (s->sid_len != JOURNAL_SID_LONG || len > PROTOCOL_SID_MAX)
+        return;
+    for (uint32_t left = journal_sid_cells(len); left || cell; left--) {
+        int out = !left || !cell || cell > fsck_load(&f->journals[n]->subs_high);
+        const struct sid_cell *c = out ? NULL : (const void *)sub_at(f, n, cell - 1);
+        uint32_t other = out ? 0 : f->sid_cells[n][cell - 1];
+
+        if (out || fsck_load(&c->word) & (SUB_ACTIVE | SUB_DYING) || (other && other != sub + 1)) {
+            /* Given back meanwhile: then it is not what it was. */
+            int theirs = !other || fsck_load(&sub_at(f, n, other - 1)->word) & (SUB_ACTIVE | SUB_DYING);
+
+            if (theirs && fsck_load(&s->word) == word)
+                fsck_say(f, FSCK_SUB_CELL, SEGMENT_JOURNAL, n, sub, epoch_of(word), cell, other);
+            return;
+        }
+        f->sid_cells[n][cell - 1] = sub + 1;
+        cell = fsck_load32(&c->next);
+    }
+}
+
 /* The sids of a connection differ. */
 static void check_sid(struct fsck *f, uint32_t n, uint32_t sub, uint64_t word)
 {
     const struct sub_rec *s = sub_at(f, n, sub);
-    uint32_t len = s->sid_len, mask = f->sids_mask[n];
-    char sid[JOURNAL_SID_MAX];
+    char sid[PROTOCOL_SID_MAX], other[PROTOCOL_SID_MAX];
+    uint32_t len = read_sid(f, n, s, sid), mask = f->sids_mask[n];
 
-    if (len == 0 || len > JOURNAL_SID_MAX) {
+    if (len == 0) {
         if (fsck_load(&s->word) == word)
-            fsck_say(f, FSCK_SUB_SID, SEGMENT_JOURNAL, n, sub, epoch_of(word), len);
+            fsck_say(f, FSCK_SUB_SID, SEGMENT_JOURNAL, n, sub, epoch_of(word), s->sid_len);
         return;
     }
-    memcpy(sid, s->sid, len);
     for (uint32_t at = hash_of((uint32_t)word, sid, len) & mask, steps = 0; steps <= mask; at = (at + 1) & mask, steps++) {
         uint32_t *slot = &f->sids[n][at];
 
@@ -59,8 +109,8 @@ static void check_sid(struct fsck *f, uint32_t n, uint32_t sub, uint64_t word)
         const struct sub_rec *o = sub_at(f, n, *slot - 1);
         uint64_t theirs = fsck_load(&o->word);
 
-        if (theirs & SUB_ACTIVE && (uint32_t)theirs == (uint32_t)word && o->sid_len == len &&
-            memcmp(o->sid, sid, len) == 0 && fsck_load(&s->word) == word && fsck_load(&o->word) == theirs) {
+        if (theirs & SUB_ACTIVE && (uint32_t)theirs == (uint32_t)word && o->sid_len == s->sid_len &&
+            read_sid(f, n, o, other) == len && memcmp(other, sid, len) == 0 && fsck_load(&s->word) == word && fsck_load(&o->word) == theirs) {
             fsck_say(f, FSCK_SUB_TWICE, SEGMENT_JOURNAL, n, sub, epoch_of(word), (uint32_t)word, *slot - 1);
             return;
         }
@@ -110,6 +160,7 @@ void fsck_subs(struct fsck *f, uint32_t n)
                 fsck_say(f, FSCK_SUB_CONN, SEGMENT_JOURNAL, n, sub, epoch_of(word), conn);
             continue;
         }
+        check_cells(f, n, sub, word);
         if (!(word & SUB_ACTIVE))
             continue;
         check_sid(f, n, sub, word);

@@ -11,7 +11,7 @@ _Static_assert(R01_BLOCK_BYTES == JOURNAL_BLOCK_BYTES && R01_SEGS_PER_BLOCK == J
                "output is copied as it is");
 _Static_assert(sizeof(struct r01_ring) == sizeof(struct batch_ring) && sizeof(struct r01_inbox) == sizeof(struct batch_inbox) &&
                R01_BATCH_VERSION == BATCH_VERSION, "batches are copied as they are");
-_Static_assert(R01_SID_MAX <= JOURNAL_SID_MAX && R01_NAME_MAX <= JOURNAL_NAME_MAX, "texts fit");
+_Static_assert(R01_SID_MAX <= JOURNAL_SID_INLINE && R01_NAME_MAX <= JOURNAL_NAME_MAX, "texts fit");
 
 static uint64_t fingerprint(void)
 {

@@ -48,6 +48,8 @@ static int copy_text(const struct routing *r, const struct routing_sub *s, struc
 
     to->subject_len = s->subject_len;
     to->queue_len = s->queue_len;
+    to->sid_len = s->sid_len < REF_SID_MAX ? s->sid_len : REF_SID_MAX;
+    memcpy(to->sid, s->sid, to->sid_len);
     if (left > CENSUS_TEXT_MAX || to->subject_len + to->queue_len != left)
         return 0;
     part = left < ROUTING_TEXT_INLINE ? left : ROUTING_TEXT_INLINE;

@@ -29,6 +29,8 @@ API struct census_sub {
     uint64_t max;    /* queue groups: ends after that many messages; 0: never */
     uint32_t connmgr, slot;
     uint32_t subject_len, queue_len;
+    uint32_t sid_len, pad;
+    char sid[REF_SID_MAX + 2];  /* what its client calls it: as much of it as the router has */
     char text[CENSUS_TEXT_MAX]; /* subject, then queue group */
 };
 

@@ -2,7 +2,10 @@
  * writes it and what a crash leaves are in stats.h. */
 #include "observe/show.h"
 
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <time.h>
 
 static uint64_t wall_ns(void)
@@ -30,6 +33,8 @@ void connmgr_resume(struct connmgr *cm, const struct stats *s)
             continue;
         c->messages_in = row->messages_in;
         c->messages_out = row->messages_out;
+        c->payload_in = row->payload_in;
+        c->payload_out = row->payload_out;
     }
 }
 
@@ -48,6 +53,18 @@ static void take_row(const struct connmgr *cm, const struct conn *c, struct stat
     atomic_store_explicit(&row->uid, c->uid, memory_order_release);
 }
 
+/* Of each connection every few seconds: it is a system call. */
+#define RTT_NS 250000000ULL
+#define RTT_EVERY 32
+
+static uint32_t rtt_of(int fd)
+{
+    struct tcp_info info;
+    socklen_t len = sizeof info;
+
+    return getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &len) == 0 ? info.tcpi_rtt : 0;
+}
+
 static void show_conn(struct connmgr *cm, const struct conn *c, struct stats_conn *row, uint64_t wall)
 {
     uint64_t in = c->in_pos + c->len, out = c->sent;
@@ -62,7 +79,12 @@ static void show_conn(struct connmgr *cm, const struct conn *c, struct stats_con
     row->messages_out = c->messages_out;
     row->pending = c->end - c->sent;
     row->subs = c->subs;
-    row->stuck_ns = c->writing && c->stuck_since && cm->now_ns > c->stuck_since ? cm->now_ns - c->stuck_since : 0;
+    row->payload_in = c->payload_in;
+    row->payload_out = c->payload_out;
+    row->stuck_ms =
+        c->writing && c->stuck_since && cm->now_ns > c->stuck_since ? (uint32_t)((cm->now_ns - c->stuck_since) / 1000000) : 0;
+    if (!row->rtt_us || (c->slot + wall / RTT_NS) % RTT_EVERY == 0)
+        row->rtt_us = rtt_of(c->fd);
 }
 
 static struct mq_attr queue_fill(mqd_t queue)
@@ -145,6 +167,7 @@ void router_show(struct router *rt, struct stats *s)
     now.subjects_cached = index.nodes_cached;
     now.matches = rt->stats.messages - rt->resumed;
     now.builds = index.builds;
+    now.fanout_max = rt->fanout_max ? rt->fanout_max : rt->stats.deliveries != 0;
     now.connmgrs = rt->conf.ports;
     for (uint32_t m = 0; m < rt->conf.ports; m++)
         now.orders_waiting[m] = BATCH_RING - 1 - batch_out_room(&rt->out[m]);

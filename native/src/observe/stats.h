@@ -37,10 +37,11 @@ API struct stats_conn { /* all fields: the connmgr that owns the segment */
     uint64_t since_ns;       /* CLOCK_REALTIME: accepted */
     uint16_t port;
     char ip[46];
-    uint64_t stuck_ns;       /* for how long the client has taken nothing of what is pending */
+    uint32_t stuck_ms;       /* for how long the client has taken nothing of what is pending */
+    uint32_t rtt_us;         /* round trips of the connection, as the kernel sees them; 0: not known yet */
     char name[STATS_NAME_MAX];
     char lang[STATS_WORD_MAX], version[STATS_WORD_MAX];
-    uint64_t reserved[2];
+    uint64_t payload_in, payload_out; /* bytes of headers and bodies */
 };
 _Static_assert(sizeof(struct stats_conn) == 256, "four cache lines");
 _Static_assert(offsetof(struct stats_conn, since_ns) == 64, "what changes is in the first line");
@@ -59,6 +60,7 @@ API struct router_gauges {
     uint64_t subscriptions;
     uint64_t subjects, subjects_max, subjects_cached; /* the index */
     uint64_t matches, builds;    /* since this process began: lookups, and those not in the cache */
+    uint64_t fanout_max;         /* the most recipients that one message had, since this process began */
     uint64_t connmgrs;
     uint64_t orders_waiting[PORTS_MAX]; /* batches, per connmgr: in its ring */
 };

@@ -23,7 +23,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define PROTOCOL_SID_MAX 32    /* bytes a protocol may use to name a subscription: BATCH_FRAME_MORE counts them */
+#define PROTOCOL_SID_SHORT 32  /* bytes of a sid that put_run() is given: BATCH_FRAME_MORE counts them */
+#define PROTOCOL_SID_MAX 6016  /* bytes a protocol may use to name a subscription, as for a subject and a reply */
 #define PROTOCOL_FRAMES 32     /* frames that are parsed at once */
 #define PROTOCOL_FRAME_MORE 64 /* bytes of a delivered frame beside subject, reply, sid and body, at most */
 #define PROTOCOL_REPLY_MORE 32 /* bytes of a reply beside its text, at most */
@@ -68,7 +69,7 @@ API enum refusal {
     REFUSED_CONTROL_LINE = 3, /* the part before the body is too long */
     REFUSED_PAYLOAD = 4,      /* announced size over max_payload */
     REFUSED_SUBJECT = 5,      /* to subscribe to; the connection stays open */
-    REFUSED_SID = 6,          /* too long */
+    REFUSED_SID = 6,          /* longer than the protocol allows */
     REFUSED_HEADERS = 7,      /* headers from a client that said it has none */
     REFUSED_PUB_SUBJECT = 8,  /* to publish to (pedantic); the connection stays open */
     REFUSED_STALE = 9,        /* silent for too long */
@@ -96,12 +97,13 @@ API struct frame {
     uint16_t subject_len;
     uint16_t reply_len;   /* 0: no reply subject */
     uint16_t queue_len;   /* 0: no queue group */
-    uint8_t sid_len;
     uint8_t verb;         /* the protocol's own name for the operation: nobody else reads it */
+    uint8_t pad;
     uint16_t repeats;     /* frames of the same bytes behind it, but for their bodies */
     uint32_t subject;
     uint32_t reply;
-    uint32_t queue;
+    uint16_t queue;       /* it is near the beginning: nothing with a body has one */
+    uint16_t sid_len;
     uint32_t sid;
     uint32_t args;        /* FRAME_CONNECT: what the client says about itself */
     uint32_t args_len;

@@ -198,6 +198,8 @@ static void subscribe(struct router *rt, uint32_t from, const struct ref_subscri
     s->subject_len = r->subject_len;
     s->queue_len = r->queue_len;
     write_text(rt, s, r->text, text);
+    s->sid_len = r->sid_len < REF_SID_MAX ? r->sid_len : REF_SID_MAX;
+    memcpy(s->sid, r->text + text, s->sid_len);
     s->word = word; /* "routing.subscribe" */
     CRASH(SUBSCRIBE_STORED);
     link_sub(rt, INDEX_SUB(from, slot), r->conn);
@@ -258,7 +260,7 @@ int clients_handle(struct router *rt, uint32_t from, const struct ref *r)
     case REF_UNSUBSCRIBE:
         return unsubscribe(rt, from, (const struct ref_unsubscribe *)r);
     case REF_PING:
-        instruct_conn(rt, from, ORDER_PASSED, r->conn, ((const struct ref_ping *)r)->uid);
+        instruct_passed(rt, from, (const struct ref_ping *)r);
         break;
     case REF_HOLD:
         pass_hold(rt, (const struct ref_hold *)r);

@@ -48,6 +48,12 @@ void instruct_conn(struct router *rt, uint32_t port, enum order_type type, uint3
         (struct order_conn){.type = (uint8_t)type, .conn = conn, .uid = uid};
 }
 
+void instruct_passed(struct router *rt, uint32_t port, const struct ref_ping *r)
+{
+    *(struct order_conn *)instruct_append(rt, port, sizeof(struct order_conn), 0) =
+        (struct order_conn){.type = ORDER_PASSED, .settle = r->settle, .conn = r->conn, .uid = r->uid};
+}
+
 void instruct_sub(struct router *rt, uint32_t port, enum order_type type, uint32_t conn, uint64_t sub)
 {
     *(struct order_sub *)instruct_append(rt, port, sizeof(struct order_sub), 0) =

@@ -68,8 +68,9 @@ struct order *instruct_mode(struct router *rt, uint32_t port, uint32_t sub, uint
 
 /* ---- about connections and subscriptions ---- */
 
-/* ORDER_OPENED, ORDER_PASSED, ORDER_CLOSED, ORDER_NAME_TAKEN, ORDER_NAME_GIVEN, ORDER_WAIT, ORDER_GO_ON */
+/* ORDER_OPENED, ORDER_CLOSED, ORDER_NAME_TAKEN, ORDER_NAME_GIVEN, ORDER_WAIT, ORDER_GO_ON */
 void instruct_conn(struct router *rt, uint32_t port, enum order_type type, uint32_t conn, uint64_t uid);
+void instruct_passed(struct router *rt, uint32_t port, const struct ref_ping *r);
 /* ORDER_UNSUBSCRIBED, ORDER_REFUSED; `sub`: slot | epoch << 32 */
 void instruct_sub(struct router *rt, uint32_t port, enum order_type type, uint32_t conn, uint64_t sub);
 /* The holder of a name is asked whether it is alive, because another connection (of port `from`) wants it. */

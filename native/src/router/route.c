@@ -113,9 +113,8 @@ static uint32_t subject_len(struct router *rt, index_sub sub)
 }
 
 /* Of several the one with the longest subject: that of its inbox, not one that listens to all. */
-uint32_t route_own_sub(struct router *rt, uint32_t conn, const char *subject, uint32_t len)
+static uint32_t own_plain(struct router *rt, uint32_t conn, const struct index_match *m, uint32_t len)
 {
-    const struct index_match *m = index_match(rt->index, subject, len, index_hash(subject, len));
     index_sub own = ROUTER_NONE;
 
     for (uint32_t i = 0, longest = 0; i < m->count && longest < len; i++)
@@ -123,6 +122,14 @@ uint32_t route_own_sub(struct router *rt, uint32_t conn, const char *subject, ui
             own = m->subs[i];
             longest = subject_len(rt, own);
         }
+    return own;
+}
+
+uint32_t route_own_sub(struct router *rt, uint32_t conn, const char *subject, uint32_t len)
+{
+    const struct index_match *m = index_match(rt->index, subject, len, index_hash(subject, len));
+    index_sub own = own_plain(rt, conn, m, len);
+
     if (own != ROUTER_NONE)
         return own;
     for (uint32_t g = 0; g < m->group_count; g++)
@@ -138,7 +145,9 @@ static int nobody(struct router *rt, uint32_t from, const struct ref_message *r,
         return 0;
     rt->stats.no_recipients += messages;
     if (r->flags & REF_NO_RESPONDERS) {
-        uint32_t sub = route_own_sub(rt, r->conn, ref_reply(r), r->reply_len);
+        const char *reply = ref_reply(r); /* a 503 goes to no queue group: the request may not be of who would get it */
+        const struct index_match *own = index_match(rt->index, reply, r->reply_len, index_hash(reply, r->reply_len));
+        uint32_t sub = own_plain(rt, r->conn, own, r->reply_len);
 
         if (sub != ROUTER_NONE && INDEX_SUB_PORT(sub) == from) {
             rt->stats.no_responders++;
@@ -361,6 +370,8 @@ static int route_many(struct router *rt, uint32_t from, const struct ref_message
         return nobody(rt, from, r, handle, messages);
     instruct_limit(w.last, (uint32_t)__builtin_popcount(w.touched));
     rt->stats.deliveries += (uint64_t)(count + picked) * messages;
+    if (count + picked > rt->fanout_max)
+        rt->fanout_max = count + picked;
     route_drop_spent(rt);
     return 1;
 }

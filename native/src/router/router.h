@@ -115,6 +115,7 @@ struct router {
     struct spin spin;
     uint64_t spin_seen;  /* spin_work() when it was last asked */
     uint64_t bytes;      /* of all messages */
+    uint32_t fanout_max; /* the most recipients of one, of those with several */
     uint64_t now_ns;
     uint32_t changing;   /* the step being made holds changes, not messages (R3) */
     uint32_t stepping;   /* something is uncommitted */

@@ -42,6 +42,7 @@
 #include "base/limits.h"
 #include "shm/batch.h"
 #include "shm/port.h"
+#include "shm/records.h"
 #include "shm/segment.h"
 
 #define ROUTING_LAYOUT 4
@@ -74,7 +75,9 @@ struct routing_sub {
     uint32_t account; /* of its client; 0: the global one */
     uint32_t kind;    /* what it stands for; 0: a client's subscription */
     char text[ROUTING_TEXT_INLINE]; /* subject, queue group; continued in cells */
-    uint64_t reserved[7];
+    uint16_t sid_len; /* what its client calls it, as far as there is room: for who looks (census.h). 0: not known */
+    char sid[REF_SID_MAX];
+    uint64_t reserved[1];
 };
 _Static_assert(sizeof(struct routing_sub) == 192, "three cache lines");
 _Static_assert(offsetof(struct routing_sub, text) == 64, "what a message of a group changes is in the first line");

@@ -71,16 +71,18 @@ void port_refer_open(struct port *p, uint32_t conn, uint64_t uid, const char *ip
 }
 
 void port_refer_subscribe(struct port *p, uint32_t conn, uint64_t sub, const void *subject, uint32_t subject_len,
-                          const void *queue, uint32_t queue_len, uint64_t now_ns)
+                          const void *queue, uint32_t queue_len, const void *sid, uint32_t sid_len, uint64_t now_ns)
 {
-    uint32_t bytes = ref_bytes(subject_len + queue_len);
+    uint32_t bytes = ref_bytes(subject_len + queue_len + sid_len);
     struct ref_subscribe *r = batch_out_append(&p->refs, bytes, now_ns);
 
     *r = (struct ref_subscribe){.type = REF_SUBSCRIBE, .subject_len = (uint16_t)subject_len, .queue_len = (uint16_t)queue_len,
-                                .bytes = (uint16_t)bytes, .conn = conn, .sub = sub};
+                                .bytes = (uint16_t)bytes, .conn = conn, .sid_len = (uint16_t)sid_len, .sub = sub};
     memcpy(r->text, subject, subject_len);
     if (queue_len)
         memcpy(r->text + subject_len, queue, queue_len);
+    if (sid_len)
+        memcpy(r->text + subject_len + queue_len, sid, sid_len);
 }
 
 void port_refer_unsubscribe(struct port *p, uint32_t conn, uint64_t sub, uint64_t max, uint64_t now_ns)

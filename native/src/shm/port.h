@@ -96,9 +96,10 @@ API uint32_t port_recover(struct port *p, uint64_t *ret_batches);
 /* Each appends one, past the committed tail; the caller has made sure of room (batch_out_room). */
 /* Asks for a session in slot `conn`; asked again with the same uid it is the same one. */
 API void port_refer_open(struct port *p, uint32_t conn, uint64_t uid, const char *ip, uint64_t now_ns);
-/* `sub`: slot | epoch << 32. Said again it is the same subscription. */
+/* `sub`: slot | epoch << 32. Said again it is the same subscription. `sid`: what its client calls it, REF_SID_MAX bytes
+ * of that at most; it is shown to who looks, and not needed. */
 API void port_refer_subscribe(struct port *p, uint32_t conn, uint64_t sub, const void *subject, uint32_t subject_len,
-                              const void *queue, uint32_t queue_len, uint64_t now_ns);
+                              const void *queue, uint32_t queue_len, const void *sid, uint32_t sid_len, uint64_t now_ns);
 API void port_refer_unsubscribe(struct port *p, uint32_t conn, uint64_t sub, uint64_t max, uint64_t now_ns);
 API void port_refer_close(struct port *p, uint32_t conn, uint64_t uid, uint64_t now_ns);
 /* Makes them valid, and sends them. Batches sent, or a negative errno. */

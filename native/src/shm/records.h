@@ -98,10 +98,11 @@ struct ref_subscribe {
     uint16_t subject_len, queue_len; /* no queue group: 0 */
     uint16_t bytes;
     uint32_t conn;
-    uint32_t pad;
+    uint16_t sid_len, pad; /* 0: not said */
     uint64_t sub; /* slot | epoch << 32 */
-    char text[];  /* subject, queue group */
+    char text[];  /* subject, queue group, the beginning of the sid */
 };
+#define REF_SID_MAX 46u /* bytes of a sid that the router is told: routing_sub has room for them */
 struct ref_unsubscribe {
     uint8_t type, flags;
     uint16_t max_len, pad; /* always 8 */
@@ -113,7 +114,7 @@ struct ref_unsubscribe {
 };
 struct ref_ping {
     uint8_t type, flags;
-    uint16_t pad[2];
+    uint16_t settle, pad; /* comes back with the answer; 0: the client has asked, and is told */
     uint16_t bytes;
     uint32_t conn;
     uint32_t pad2;
@@ -290,7 +291,7 @@ struct order_opened {
 };
 struct order_conn { /* orders about a connection: PASSED, CLOSED, NAME_TAKEN, NAME_GIVEN, WAIT, GO_ON */
     uint8_t type, limit;
-    uint16_t pad;
+    uint16_t settle; /* PASSED: that of the REF_PING */
     uint32_t conn; /* slot */
     uint64_t uid;
 };

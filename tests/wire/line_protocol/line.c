@@ -37,7 +37,7 @@ static int set_sid(struct frame *f, struct word w)
     if (w.len > PROTOCOL_SID_MAX)
         return -REFUSED_SID;
     f->sid = w.at;
-    f->sid_len = (uint8_t)w.len;
+    f->sid_len = (uint16_t)w.len;
     return 1;
 }
 

@@ -9,7 +9,6 @@
  *   - The whole control line is bounded (max_control_line + NATS_LINE_SLACK bytes with its
  *     line end), also blanks before the first argument and what follows PING, PONG and +OK.
  *   - A CR inside the arguments of PUB, HPUB, SUB or UNSUB is REFUSED_PARSER.
- *   - A sid has at most NATS_SID_MAX bytes.
  *   - `-ERR` from a client is an unknown operation.
  *   - UNSUB takes a max of up to 18 digits (not 9); like there, a max that is not a number
  *     is 0, which means now.
@@ -21,10 +20,9 @@
 
 #include "protocol/protocol.h"
 
-#define NATS_SID_MAX 27        /* bytes */
 #define NATS_SIZE_DIGITS_MAX 9 /* digits of a PUB or HPUB size, leading zeros included */
 #define NATS_LINE_SLACK 10     /* bytes: "CONNECT", one blank, CR and LF */
-#define NATS_LINE_MAX 65535    /* bytes: lengths are 16 bits wide; a larger limit counts as this */
+#define NATS_LINE_MAX PROTOCOL_SID_MAX /* bytes: a larger limit counts as this. So a sid may be as long as a line allows */
 
 API enum nats_verb { /* frame.verb */
     NATS_PUB = 1,

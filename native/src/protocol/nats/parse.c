@@ -326,10 +326,8 @@ static int parse_publish(const uint8_t *buf, const struct words *w,
 
 static int set_sid(const struct words *w, uint32_t i, struct frame *f)
 {
-    if (w->len[i] > NATS_SID_MAX)
-        return -REFUSED_SID;
     f->sid = w->start[i];
-    f->sid_len = (uint8_t)w->len[i];
+    f->sid_len = (uint16_t)w->len[i];
     return 0;
 }
 
@@ -341,7 +339,7 @@ static int parse_sub(const uint8_t *buf, const struct words *w, struct frame *f)
     f->subject = w->start[0];
     f->subject_len = (uint16_t)w->len[0];
     if (w->count == 3) {
-        f->queue = w->start[1];
+        f->queue = (uint16_t)w->start[1];
         f->queue_len = (uint16_t)w->len[1];
     }
     if (!subject_valid(buf + f->subject, f->subject_len, 1))

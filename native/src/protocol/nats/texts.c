@@ -28,7 +28,7 @@ const char *nats_text(int refusal)
 const struct protocol protocol_nats = {
     .name = "nats",
     .options = CONN_VERBOSE | CONN_PEDANTIC,
-    .sid_max = NATS_SID_MAX,
+    .sid_max = PROTOCOL_SID_MAX,
     .usual_more = {5, 6}, /* "MSG " or "HMSG ", and the blank before the sid */
     .end = "\r\n",
     .end_len = 2,

@@ -1,0 +1,40 @@
+"""A real nats-server for tests that compare with it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from midair import config
+from tests.support.instance import PATIENCE_S, Instance, eventually
+
+
+@contextlib.contextmanager
+def nats_server(where: Path) -> Iterator[tuple[Instance, str]]:
+    """One that runs, and where it is monitored. `where`: an empty directory."""
+    program = shutil.which("nats-server") or shutil.which("nats-server", path="/usr/sbin")
+    assert program, "make test needs nats-server"
+    command = [program, "-a", "127.0.0.1", "-p", "-1", "-m", "-1", "--ports_file_dir", str(where)]
+    with (where / "log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+        try:
+            path = eventually(lambda: next(iter(where.glob("*.ports")), None), "nats-server is up")
+            said = eventually(lambda: _ports(path), "its ports")
+            host, port = config.split_address(said["nats"][0].removeprefix("nats://"))
+            yield Instance(host, port), said["monitoring"][0]
+        finally:
+            process.terminate()
+            process.wait(PATIENCE_S)
+
+
+def _ports(path: Path) -> dict[str, Any]:
+    try:
+        said = json.loads(path.read_text())
+    except ValueError:
+        return {}
+    return said if said.get("nats") and said.get("monitoring") else {}
