@@ -373,6 +373,28 @@ def test_several_listeners_serve_the_same_subjects(request: pytest.FixtureReques
             client.close()
 
 
+def test_a_listener_for_every_address_takes_both_families(request: pytest.FixtureRequest) -> None:
+    with listening(request.node.nodeid, "[::]:0") as [(host, port)]:
+        assert host == "::"
+        with Stream("127.0.0.1", port) as one, Stream("::1", port) as other:
+            assert [it.info["client_ip"] for it in (one, other)] == ["127.0.0.1", "::1"]
+            other.sub(b"both", b"1")
+            other.sync()
+            one.send(pub(b"both", b"hi"))
+            other.expect(msg(b"both", b"1", b"hi"))
+
+
+def test_beside_a_listener_of_ipv4_it_takes_the_other_family(
+    request: pytest.FixtureRequest,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with listening(request.node.nodeid, f"[::]:{port}", f"127.0.0.1:{port}") as places:
+        assert places == [("::", port), ("127.0.0.1", port)]
+        with Stream("127.0.0.1", port) as one, Stream("::1", port) as other:
+            assert [it.info["client_ip"] for it in (one, other)] == ["127.0.0.1", "::1"]
+
+
 def test_info(make_midair: Make) -> None:
     instance = make_midair(connmgrs=1)
     with contextlib.closing(connect(instance)) as client:

@@ -23,6 +23,7 @@ from tests.support.segments import (
     leak,
 )
 
+SID_LONG = 255
 TAKEN_MAX = 64  # segments that one system call may take
 
 
@@ -407,6 +408,28 @@ def _(s: Segments, _at: Places) -> None:
 @breaks("sub_sid", "J6", "journal.0")
 def _(s: Segments, _at: Places) -> None:
     s.set(s.subs(0)[free_sub(s, 0, b"3")], "sid_len", 0)
+
+
+def long_sid(s: Segments) -> Any:
+    subs = s.subs(0)
+    found = (subs[i] for i in range(s.journals[0].subs_high))
+    return next(it for it in found if it.word & SUB_ACTIVE and it.sid_len == SID_LONG)
+
+
+@breaks("sub_cell", "J7", "journal.0")
+def _(s: Segments, _at: Places) -> None:
+    s.set(long_sid(s), "sid_more", free_sub(s, 0, b"3") + 1)
+
+
+@breaks("sub_cell", "J7", "journal.0")
+def _(s: Segments, _at: Places) -> None:
+    """A chain that is longer than its sid."""
+    s.set(long_sid(s), "sid_bytes", 70)
+
+
+@breaks("sub_sid", "J6", "journal.0")
+def _(s: Segments, _at: Places) -> None:
+    s.set(long_sid(s), "sid_more", 0)
 
 
 @breaks("sub_twice", "J6", "journal.0")

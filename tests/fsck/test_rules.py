@@ -85,6 +85,7 @@ class Dead:
         for sid, subject in ((b"1", LONG + b"1"), (b"2", LONG + b"2"), (b"3", b"mine")):
             publisher.sub(subject, sid)
         publisher.sub(b"shared", b"4", b"group")
+        publisher.sub(b"called", b"5" * 300)  # a sid that needs cells
         for reader in readers:
             for sid, subject in ((b"1", b"feed"), (b"2", b"big"), (b"3", b"small")):
                 reader.sub(subject, sid)
@@ -152,7 +153,7 @@ def test_everything_under_way_is_accounted_for(dead: Dead) -> None:
     assert counts["unsent"] > 3
     assert counts["messages"] > 100
     assert counts["connections"] == counts["sessions"] == len(dead.streams)
-    assert counts["subscriptions"] == 10
+    assert counts["subscriptions"] == 11
 
 
 # ---- one rule broken at a time ------------------------------------------------------------------

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from bench.peers import NatsServer
 from midair import config
 from native.stats import CLOSE_REASONS, REFUSALS
-from tests.support.instance import PATIENCE_S, Instance, cli, eventually
+from tests.support import natsserver
+from tests.support.instance import PATIENCE_S, Instance, cli, eventually, start
 from tests.support.live import Client, nobody_notices
 from tests.support.look import await_conn, get, get_json, metrics, monitor_of, named
 
@@ -78,6 +78,7 @@ CONN = [
     "port",
     "start",
     "last_activity",
+    "rtt",
     "uptime",
     "idle",
     "pending_bytes",
@@ -100,40 +101,28 @@ SUBSZ = [
     "num_removes",
     "num_matches",
     "cache_hit_rate",
+    "max_fanout",
     "avg_fanout",
     "total",
     "offset",
     "limit",
     "subscriptions_list",
 ]
-SUB = ["account", "subject", "msgs", "cid"]
+SUB = ["account", "subject", "sid", "msgs", "cid"]
 
 
 @pytest.fixture(scope="module")
 def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Instance, str]]:
     """A real nats-server, and where it is monitored."""
-    program = NatsServer.program()
-    ports = tmp_path_factory.mktemp("ports")
-    log = (ports / "log").open("wb")
-    command = [program, "-a", "127.0.0.1", "-p", "-1", "-m", "-1", "--ports_file_dir", str(ports)]
-    process = subprocess.Popen(command, stdout=log, stderr=log)
-    try:
-        path = eventually(lambda: next(iter(ports.glob("*.ports")), None), "nats-server is up")
-        said = eventually(lambda: _ports(path), "its ports")
-        host, port = config.split_address(said["nats"][0].removeprefix("nats://"))
-        yield Instance(host, port), said["monitoring"][0]
-    finally:
-        process.terminate()
-        process.wait(PATIENCE_S)
-        log.close()
+    with natsserver.nats_server(tmp_path_factory.mktemp("ports")) as found:
+        yield found
 
 
-def _ports(path: Path) -> dict[str, Any]:
-    try:
-        said = json.loads(path.read_text())
-    except ValueError:
-        return {}
-    return said if said.get("nats") and said.get("monitoring") else {}
+@pytest.fixture(scope="module")
+def watched(request: pytest.FixtureRequest) -> Iterator[Instance]:
+    instance = start(request.node.nodeid, "", *WATCHED)
+    yield instance
+    instance.stop()
 
 
 def shape(value: Any) -> str:
@@ -172,6 +161,94 @@ def test_the_shapes_are_those_of_nats_server(
     assert get_json(f"{here}/healthz") == get_json(f"{there}/healthz") == {"status": "ok"}
 
 
+def load(server: Instance) -> list[Client]:
+    """The same on every server: with headers and without, to nobody, to groups, to several."""
+    hello = b'CONNECT {"verbose":false,"headers":true,"no_responders":true,"name":"%s"}\r\n'
+    one, two = Client(server), Client(server)
+    one.send(hello % b"one" + b"SUB a.* 1\r\nSUB b q 22\r\nSUB in 3\r\n")
+    one.ping()
+    two.send(hello % b"two" + b"SUB a.x 7\r\n")
+    two.ping()
+    one.send(b"HPUB a.x 12 14\r\nNATS/1.0\r\n\r\nhi\r\n" + b"PUB a.y 5\r\nhello\r\n" * 30)
+    one.send(b"PUB b r 5\r\nhello\r\nPUB none in 3\r\nabc\r\n" + b"PUB a.x 0\r\n\r\n")
+    one.ping_behind_messages(1 + 30 + 1 + 1 + 1)
+    two.ping_behind_messages(2)
+    return [one, two]
+
+
+@pytest.mark.parametrize("connmgrs", [1, 2])
+def test_the_same_load_shows_the_same_numbers(
+    make_midair: Make, tmp_path: Path, connmgrs: int
+) -> None:
+    instance = make_midair(connmgrs=connmgrs, options=WATCHED)
+    with natsserver.nats_server(tmp_path) as (them, there):
+        here = monitor_of(instance)
+        clients = load(instance) + load(them)
+        await_conn(instance, "one", messages_in=34, messages_out=33)
+        await_conn(instance, "two", messages_out=2)
+        counted = ("in_msgs", "out_msgs", "in_bytes", "out_bytes", "connections", "slow_consumers")
+        ours, theirs = get_json(f"{here}/varz"), get_json(f"{there}/varz")
+        assert [ours[key] for key in counted] == [theirs[key] for key in counted]
+        ours, theirs = (get_json(f"{it}/connz?subs=detail&sort=cid") for it in (here, there))
+        rows = ("name", "in_msgs", "out_msgs", "in_bytes", "out_bytes", "subscriptions", "kind")
+        for mine, other in zip(ours["connections"], theirs["connections"], strict=True):
+            assert [mine[key] for key in rows] == [other[key] for key in rows]
+            assert re.fullmatch(r"[0-9.]+(µs|ms|s)", mine["rtt"])
+            assert called(mine) == called(other)
+        ours, theirs = get_json(f"{here}/accstatz"), get_json(f"{there}/accstatz")
+        assert ours["account_statz"] == theirs["account_statz"]
+        assert get_json(f"{here}/subsz")["max_fanout"] == get_json(f"{there}/subsz")["max_fanout"]
+        for client in clients:
+            client.close()
+
+
+def called(row: dict[str, Any]) -> set[tuple[str, ...]]:
+    found = row["subscriptions_list_detail"]
+    return {(it["subject"], it.get("qgroup", ""), it["sid"]) for it in found}
+
+
+NAMED = {"server_id", "now"}  # what differs between any two servers
+
+
+@pytest.mark.parametrize("path", ["routez", "gatewayz", "leafz", "jsz", "jsz?accounts=1"])
+def test_what_it_has_nothing_of_is_said_as_nats_server_says_it(
+    watched: Instance, nats_server: tuple[Instance, str], path: str
+) -> None:
+    ours, theirs = get_json(f"{monitor_of(watched)}/{path}"), get_json(f"{nats_server[1]}/{path}")
+    assert list(ours) == list(theirs)
+    assert {key: it for key, it in ours.items() if key not in NAMED} == {
+        key: it for key, it in theirs.items() if key not in NAMED
+    }
+
+
+def test_the_one_account(watched: Instance, nats_server: tuple[Instance, str]) -> None:
+    here, there = monitor_of(watched), nats_server[1]
+    assert get_json(f"{here}/accountz")["accounts"] == ["$G"]
+    for path in ("accountz", "accstatz", "accstatz?unused=1"):
+        ours, theirs = get_json(f"{here}/{path}"), get_json(f"{there}/{path}")
+        same_shape(ours, theirs, list(theirs))
+    ours, theirs = (get_json(f"{it}/accountz?acc=$G")["account_detail"] for it in (here, there))
+    same_shape(ours, theirs, [key for key in theirs if key != "imports"])
+    same_shape(ours["sublist_stats"], theirs["sublist_stats"], list(theirs["sublist_stats"]))
+    said = [get(f"{it}/accountz?acc=nope") for it in (here, there)]
+    assert [(status, body.strip()) for status, _, body in said] == [
+        (400, "Account nope does not exist")
+    ] * 2
+
+
+@pytest.mark.parametrize("path", ["varz", "connz", "subsz", "healthz", "jsz", "routez"])
+def test_a_page_may_name_a_function(
+    watched: Instance, nats_server: tuple[Instance, str], path: str
+) -> None:
+    for url in (monitor_of(watched), nats_server[1]):
+        status, kind, body = get(f"{url}/{path}?callback=page.show")
+        assert (status, kind) == (200, "application/javascript")
+        assert body.startswith("page.show({")
+        assert body.endswith("})")
+    status, _, body = get(f"{monitor_of(watched)}/{path}?callback=alert(1)//")
+    assert (status, body) == (400, "callback: the name of a function is allowed\n")
+
+
 def test_what_is_counted_is_what_happened(make_midair: Make) -> None:
     instance = make_midair(connmgrs=2, options=WATCHED)
     url = monitor_of(instance)
@@ -188,7 +265,8 @@ def test_what_is_counted_is_what_happened(make_midair: Make) -> None:
         assert (varz["in_msgs"], varz["out_msgs"]) == (sent, 2 * sent)
         assert (varz["connections"], varz["total_connections"]) == (2, 2)
         assert varz["subscriptions"] == 2
-        assert varz["in_bytes"] > sent * 18
+        assert (varz["in_bytes"], varz["out_bytes"]) == (sent * 5, 2 * sent * 5)
+        assert varz["midair"]["in_stream_bytes"] > sent * 18
         assert {it["component"] for it in varz["midair"]["components"]} == set(
             instance.components()
         )

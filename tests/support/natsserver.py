@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from midair import config
+from bench.peers import NatsServer
 from tests.support.instance import PATIENCE_S, Instance, eventually
 
 
 @contextlib.contextmanager
 def nats_server(where: Path) -> Iterator[tuple[Instance, str]]:
     """One that runs, and where it is monitored. `where`: an empty directory."""
-    program = shutil.which("nats-server") or shutil.which("nats-server", path="/usr/sbin")
-    assert program, "make test needs nats-server"
+    program = NatsServer.program()
     command = [program, "-a", "127.0.0.1", "-p", "-1", "-m", "-1", "--ports_file_dir", str(where)]
     with (where / "log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)

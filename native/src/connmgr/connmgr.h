@@ -128,7 +128,7 @@ API struct connmgr_conf {
 
 API struct connmgr_stats { /* only grow */
     uint64_t messages_in, bytes_in, messages_out, bytes_out; /* bytes of the streams, with protocol lines */
-    uint64_t payload_in, payload_out; /* bytes of headers and bodies, as nats-server counts */
+    uint64_t payload_in, payload_out; /* bytes of headers and bodies */
     uint64_t recvs, sends, turns;
     uint64_t order_batches, stalls, compacted;
     uint64_t throttled;  /* times a connection was over its rate, and not read for a while */

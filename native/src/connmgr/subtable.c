@@ -10,7 +10,7 @@
 #include "base/hash.h"
 
 _Static_assert(PROTOCOL_SID_SHORT <= JOURNAL_SID_INLINE, "a short sid lies in its record");
-_Static_assert(PROTOCOL_SID_MAX <= UINT16_MAX, "sub_rec.sid_bytes");
+_Static_assert(PROTOCOL_SID_MAX <= UINT16_MAX, "its length fits its record");
 
 static uint32_t hash_of(const struct connmgr *cm, uint32_t conn, const char *sid, uint32_t len)
 {

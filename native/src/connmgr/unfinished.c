@@ -10,7 +10,8 @@
  * turn. Time in which its connmgr did not look, or did not read it, counts for nobody.
  *
  * Unfinished frames in shared chunks are bounded (cm->begun_max). At that bound nothing new is begun: then who has
- * begun as much as the average or more and was silent for SILENT_NS is ended, too (unfinished_tick).
+ * begun as much as the average or more and was silent for SILENT_NS is ended, too, until half of the bound is free
+ * (unfinished_tick).
  *
  * The structure: the list of connections that have chunks of their own, linked by next_own and prev_own.
  * Written by:   the connmgr, in private memory. After a crash everybody's patience begins anew.
@@ -116,7 +117,7 @@ void unfinished_tick(struct connmgr *cm)
 
         if (c->begun && c->begun >= average && !c->unread && cm->now_ns - c->heard_ns >= SILENT_NS && !has_more_to_read(c))
             conn_end(cm, c, CLOSE_UNFINISHED);
-        if (input_may_begin(cm))
+        if (cm->begun <= cm->begun_max / 2)
             return;
     }
 }

@@ -14,6 +14,7 @@
 #include "base/subject.h"
 #include "protocol/protocol.h"
 
+#define SID_MAX 32u
 #define LINE_MAX_BYTES 16384u /* a line is found by its end, so it is bounded whatever the limits are */
 
 struct word {
@@ -34,7 +35,7 @@ static int set_sid(struct frame *f, struct word w)
 {
     if (w.len == 0)
         return -REFUSED_PARSER;
-    if (w.len > PROTOCOL_SID_MAX)
+    if (w.len > SID_MAX)
         return -REFUSED_SID;
     f->sid = w.at;
     f->sid_len = (uint16_t)w.len;
@@ -198,7 +199,7 @@ static const char *text(int refusal)
 
 const struct protocol protocol_line = {
     .name = "line",
-    .sid_max = PROTOCOL_SID_MAX,
+    .sid_max = SID_MAX,
     .usual_more = {3, 3}, /* "M ", and the blank before the subject */
     .end = "\n",
     .end_len = 1,
