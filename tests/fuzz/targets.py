@@ -219,8 +219,8 @@ class Handoff(Target):
     """Messages of a dispatcher to a connmgr: what is taken for a client must be in the table."""
 
     def __init__(self) -> None:
-        self.name = f"fuzz-{os.getpid()}"
-        self.table = ConnTable.open(self.name, 4, create=True)
+        self.place = Place()
+        self.table = ConnTable.open(self.place.runtime, 4, create=True)
 
     def __call__(self, data: bytes) -> None:
         wire.heard(data)
@@ -232,7 +232,8 @@ class Handoff(Target):
                 assert not self.table.is_assigned(slot, uid, 0)
 
     def close(self) -> None:
-        ipc.remove_all(self.name)
+        ipc.remove_all(self.place.name)
+        self.place.remove()
 
 
 TARGETS: dict[str, Callable[[], Target]] = {
