@@ -89,7 +89,7 @@ HALF = 30  # clients that send half of a message
 
 
 def half_sent(server: Instance, size: int, sent: int) -> list[Polled]:
-    """Clients that have begun a message, and say `sent` bytes of its body as far as they are read."""
+    """Clients that have begun a message, and say `sent` bytes of its body while they are read."""
     clients = [Polled(server.host, server.port, CONNECT) for _ in range(HALF)]
     for client in clients:
         client.send(b"PUB half %d\r\n" % size + b"h" * sent)

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from midair import config
 from bench.peers import NatsServer
+from midair import config
 from tests.support.instance import PATIENCE_S, Instance, eventually
 
 
