@@ -21,7 +21,10 @@ from tests.support.segments import Segments
 SEED = int(os.environ.get("MIDAIR_SEED", "1"))
 ROLES = ("crowd", "crowd", "topics", "topics", "kinds", "small", "requests", "idle")
 # What only these pass, then what is around it.
-OWN = ("mode.gathered", "mode.piece", "mode.legs_freed", "mode.spread")
+OWN = (
+    *("mode.gathered", "mode.ordered", "mode.piece", "mode.legs_freed"),
+    *("mode.spreading", "mode.spread"),
+)
 ROUTER = (
     *("redo.ready", "redo.commit", "redo.half", "redo.applied", "redo.clear", "route.step"),
     *("route.committed", "mode.replied", "mode.leg_settled", "mode.request_settled"),

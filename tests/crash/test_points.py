@@ -46,7 +46,8 @@ def points() -> list[tuple[str, str]]:
 # many topics have a load of their own: tests/crash/test_crowds.py kills there.
 ELSEWHERE = (
     *("flow.applied", "raw.opened", "raw.dropped", "raw.fixed"),
-    *("mode.gathered", "mode.piece", "mode.legs_freed", "mode.spread"),
+    *("mode.gathered", "mode.ordered", "mode.piece", "mode.legs_freed"),
+    *("mode.spreading", "mode.spread"),
 )
 
 

@@ -80,8 +80,10 @@ CRASH_POINT(UNSUBSCRIBE_STORED, "routing.unsubscribe", "router") /* taken out, s
 CRASH_POINT(MODE_ASKED, "mode.asked", "router")                /* a request recorded and ordered, not committed */
 CRASH_POINT(MODE_ASKED_ALL, "mode.asked_all", "router")        /* a fanout request was written to its recipients */
 CRASH_POINT(MODE_GATHERED, "mode.gathered", "router")          /* legs of a request to very many taken, nobody told */
+CRASH_POINT(MODE_ORDERED, "mode.ordered", "router")            /* some of them ordered, not committed */
 CRASH_POINT(MODE_PIECE, "mode.piece", "router")                /* some of them ordered and committed */
 CRASH_POINT(MODE_LEGS_FREED, "mode.legs_freed", "router")      /* some legs of one that ended freed */
+CRASH_POINT(MODE_SPREADING, "mode.spreading", "router")        /* a piece of what goes to several topics, not committed */
 CRASH_POINT(MODE_SPREAD, "mode.spread", "router")              /* a piece of what goes to several topics, or to a kind */
 CRASH_POINT(MODE_SESSION_SAID, "mode.session_said", "router")  /* a message of a session was written */
 CRASH_POINT(MODE_REPLIED, "mode.replied", "router")            /* a reply was written */

@@ -144,6 +144,7 @@ static int order_unasked(struct router *rt, uint32_t from, const struct ref_mess
             continue;
         route_drop_spent(rt);
         redo_put(&rt->redo, &in->touched, touched);
+        CRASH(MODE_ORDERED);
         router_commit_at(rt, from, at);
         CRASH(MODE_PIECE);
         for (uint32_t i = 0; i < rt->conf.ports; i++)

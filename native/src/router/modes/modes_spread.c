@@ -66,6 +66,7 @@ static void save(struct spread *s)
     s->orders = 0;
     redo_put(&s->rt->redo, &in->progress, s->progress);
     redo_put(&s->rt->redo, &in->touched, s->touched);
+    CRASH(MODE_SPREADING);
     router_commit_at(s->rt, s->from, router_at(s->rt, s->from, s->r));
     CRASH(MODE_SPREAD);
     for (uint32_t i = 0; i < s->rt->conf.ports; i++)
