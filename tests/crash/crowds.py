@@ -170,7 +170,9 @@ async def topics(load: Load, readers: int = 3) -> None:
             group.create_task(receive(at))
 
 
-def _wanted(mine: list[bytes], names: list[bytes], first: int, to_all: bool) -> set[tuple[int, bytes]]:
+def _wanted(
+    mine: list[bytes], names: list[bytes], first: int, to_all: bool
+) -> set[tuple[int, bytes]]:
     """Which subscriptions get a message, and under which subject."""
     if mine[0].endswith(b"*"):
         return {(0, names[first])}
@@ -192,12 +194,16 @@ async def kinds(load: Load, members: int = 8) -> None:
         wanted: list[list[tuple[bytes, bytes]]] = [[] for _ in clients]
         for number in range(load.random.randint(1, 30)):
             type, of = load.random.randint(0, 1), load.random.randint(0, 1)
-            form = load.random.choice(("kind.kind{0}x{2}", "org.org{1}x{2}", "kind.kind{0}x{2}.org.org{1}x{2}"))
+            form = load.random.choice(
+                ("kind.kind{0}x{2}", "org.org{1}x{2}", "kind.kind{0}x{2}.org.org{1}x{2}")
+            )
             subject = ("_midair." + form.format(type, of, load.seed)).encode()
             body = b"%d" % number
             publisher.put(wire_nats.pub(subject, body))
             for at, mine in enumerate(wanted):
-                if ("{0}" not in form or at % 2 == type) and ("{1}" not in form or at // 2 % 2 == of):
+                if ("{0}" not in form or at % 2 == type) and (
+                    "{1}" not in form or at // 2 % 2 == of
+                ):
                     mine.append((subject, body))
         expect("kinds: the publisher", await publisher.sync(), [])
         for at, client in enumerate(clients):

@@ -1,4 +1,4 @@
-"""Who a client says it is, and what is sent to all of a kind or an organisation (003-21, 003-30)."""
+"""Who a client says it is, and what is sent to all of a kind or organisation (003-21, 003-30)."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ async def cast(server: Instance) -> AsyncIterator[dict[str, Client]]:
     "name",
     [
         "ipc:", "ipc:one", "ipc:a.b.c", "ipc:a.", "ipc:.b", "ipc:a b.c", "ipc:*.>", "ipc:a.b@",
-        "ipc:a.b@c@d", "ipc:a.b@c.d", "ipc:@org", "ipc:a@org", "ipc:a.b\n", "ipc:\u00e9.b", "IPC:a.b",
-        " ipc:a.b", "a.b", "", "ipc:" + "t" * 40 + "." + "i" * 23, "ipc:t.i@" + "o" * 60,
+        "ipc:a.b@c@d", "ipc:a.b@c.d", "ipc:@org", "ipc:a@org", "ipc:a.b\n", "ipc:\u00e9.b",
+        "IPC:a.b", " ipc:a.b", "a.b", "", "ipc:" + "t" * 40 + "." + "i" * 23, "ipc:t.i@" + "o" * 60,
     ],
 )  # fmt: skip
 def test_other_names_are_just_names(server: Instance, name: str) -> None:

@@ -32,7 +32,7 @@ def test_each_goes_to_one_of_them_in_turn(server: Instance, queue: bytes) -> Non
             client.send(hpub(subject, b"", b"%d" % number, mode="semaphore"))
         assert client.sync() == [], "nobody is told anything"
         got = [[int(it.body) for it in worker.sync()] for worker in group]
-        assert sorted(sum(got, [])) == list(range(30))
+        assert sorted(it for mine in got for it in mine) == list(range(30))
         for mine in got:
             assert mine == list(range(mine[0], 30, GROUP)), "nobody is busy: in turn, in order"
     for worker in group:
@@ -40,7 +40,7 @@ def test_each_goes_to_one_of_them_in_turn(server: Instance, queue: bytes) -> Non
 
 
 def test_it_counts_for_nobody_as_busy(server: Instance) -> None:
-    """A member that was asked and has not answered is passed over; one-way messages are not asked."""
+    """One that was asked and has not answered is passed over; a one-way message asks nobody."""
     group = workers(server, b"busy")
     with Stream(server.host, server.port) as client:
         client.sub(b"in", b"1")
@@ -76,7 +76,6 @@ def test_past_its_deadline_it_is_not_delivered(server: Instance) -> None:
         finally:
             os.kill(router, signal.SIGCONT)
         assert client.sync() == []
-        assert sum(([m.body for m in it.sync()] for it in group), []) == [b"y"]
+        assert [message.body for it in group for message in it.sync()] == [b"y"]
     for worker in group:
         worker.close()
-

@@ -69,10 +69,11 @@ def test_of_a_queue_group_one_member_gets_it(server: Instance) -> None:
         assert client.sync() == []
     taken = [got(stream) for stream in members]
     wild, second = got(others[1]), got(others[0])
-    assert sorted(int(body) for _, _, body in sum([*taken, wild], [])) == list(range(40))
-    assert not taken[2] and not taken[3], "those of the first topic the group listens to"
-    assert all(taken[:2]) and wild, "in turn"
-    assert {subject for _, subject, _ in sum([*taken, wild], [])} == {b"g.a"}
+    of_group = [it for each in (*taken, wild) for it in each]
+    assert sorted(int(body) for _, _, body in of_group) == list(range(40))
+    assert taken[2:] == [[], []], "those of the first topic the group listens to"
+    assert all([*taken[:2], wild]), "in turn"
+    assert {subject for _, subject, _ in of_group} == {b"g.a"}
     assert second == [(b"0", b"g.b", b"%d" % number) for number in range(40)], "a group of its own"
     assert got(others[2]) == []
     for stream in (*members, *others):
@@ -90,8 +91,11 @@ def test_the_sender_does_not_hear_it_if_it_wants_no_echo(server: Instance) -> No
 
 
 def test_it_keeps_its_place_among_others(server: Instance) -> None:
-    """Before and after it go messages to one of its topics, in runs and alone: with one connmgr they
-    are flows, which repeat what was decided for the message before. This one must not be."""
+    """Before and after it go messages to one of its topics, in runs and alone.
+
+    With one connmgr those are flows, which repeat what was decided for the message before. It is
+    not repeated, and nothing repeats what was decided for it.
+    """
     first, second = opened(server, b"o.a"), opened(server, b"o.b")
     with Stream(server.host, server.port) as client:
         assert client.sync() == []
