@@ -24,7 +24,7 @@ class Client:
     name: str
     lang: str
     version: str
-    ipc_name: str  # TYPE.INSTANCE it can be addressed by, or empty
+    ipc_name: str  # TYPE.INSTANCE it can be addressed by, perhaps @ORGANISATION, or empty
 
 
 @dataclass(frozen=True)

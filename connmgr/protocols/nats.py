@@ -23,9 +23,9 @@ _FLAGS = {
 }
 _TEXTS = ("name", "lang", "version")
 
-# A client whose name begins like this is called by the rest, and is the only one so called.
-IPC_PREFIX = "ipc:"
-_IPC_NAME = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+")
+# A client that calls itself like this tells its type and instance, by which it is addressed and the
+# only one so called, and perhaps its organisation. Any other name is just a name.
+_IPC_NAME = re.compile(r"ipc:([A-Za-z0-9_-]+\.[A-Za-z0-9_-]+(?:@[A-Za-z0-9_-]+)?)")
 
 
 def greeting(server: Server) -> bytes:
@@ -81,12 +81,8 @@ def connect(data: bytes, options: int) -> Client:
 
 
 def _ipc_name(name: str) -> str:
-    if not name.startswith(IPC_PREFIX):
-        return ""
-    asked = name.removeprefix(IPC_PREFIX)
-    if len(asked) >= native.NAME_MAX or not _IPC_NAME.fullmatch(asked):
-        raise RefusedError("Invalid Client Name")
-    return asked
+    said = _IPC_NAME.fullmatch(name)
+    return said[1] if said and len(said[1]) < native.NAME_MAX else ""
 
 
 class Protocol(protocols.Protocol):

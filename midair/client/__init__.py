@@ -19,12 +19,14 @@ if TYPE_CHECKING:
         NoRespondersError,
         Presence,
         RefusedError,
+        ReplyLostError,
         Request,
         RequestError,
         Session,
         SessionEndedError,
         address,
         connect,
+        everyone,
     )
 
 __all__ = [
@@ -37,12 +39,14 @@ __all__ = [
     "NoRespondersError",
     "Presence",
     "RefusedError",
+    "ReplyLostError",
     "Request",
     "RequestError",
     "Session",
     "SessionEndedError",
     "address",
     "connect",
+    "everyone",
 ]
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypeAlias
@@ -21,10 +22,12 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 MODE, DEADLINE, EXPECT = "Midair-Mode", "Midair-Deadline", "Midair-Expect"
-CLIENT, NAME = "Midair-Client", "Midair-Name"
+CLIENT, NAME, TOPICS = "Midair-Client", "Midair-Name", "Midair-Topics"
 SEMAPHORE, FANOUT, MORE = "semaphore", "fanout", "more"
 SESSION_OPEN, SESSION, SESSION_END = "session-open", "session", "session-end"
 IPC_PREFIX, CLIENTS = "_midair.ipc.", "_midair.clients"
+WORD = re.compile(r"[A-Za-z0-9_-]+")  # a type, an instance, an organisation
+NAME_MAX = 63  # bytes of TYPE.INSTANCE@ORGANISATION
 NAME_TAKEN = "Client Name Taken"  # what -ERR says
 DEADLINE_S = 30.0  # of a request that is given none
 
@@ -74,6 +77,10 @@ class SessionEndedError(RequestError):
         self.body = body
 
 
+class ReplyLostError(RequestError):
+    """The request was answered, but this client reads too slowly: the reply was left out."""
+
+
 class NameTakenError(Exception):
     """Another client has that type and instance."""
 
@@ -94,11 +101,20 @@ class Presence:
     instance: str
     client: int
     event: str = ""
+    organisation: str = ""  # if it said one
 
 
 def address(type: str, instance: str) -> str:
     """The subject of one named client."""
     return f"{IPC_PREFIX}{type}.{instance}"
+
+
+def everyone(type: str = "", organisation: str = "") -> str:
+    """The subject of all clients of a type, of an organisation, or of both."""
+    if not type and not organisation:
+        raise ValueError("give a type, an organisation, or both")
+    parts = [f"kind.{type}"] if type else []
+    return "_midair." + ".".join(parts + ([f"org.{organisation}"] if organisation else []))
 
 
 def _header(message: Msg, name: str) -> str:
@@ -198,22 +214,34 @@ class Session:
 
     async def send(self, body: bytes) -> None:
         """A request; what comes back is to be had from `receive`."""
+        if self._mode == SESSION_END:
+            raise GoneError("the session is over")
         await self._publish(body, self._mode)
         self._mode = SESSION
 
-    async def receive(self) -> bytes:
-        """The next reply."""
-        message = await self._answers.next()
+    async def receive(self, timeout_s: float | None = None) -> bytes:
+        """The next reply; None: however long it takes."""
+        try:
+            message = await asyncio.wait_for(self._answers.next(), timeout_s)
+        except TimeoutError:
+            raise ExpiredError(f"no reply within {timeout_s:g} s") from None
         _ends(message)
         if _header(message, MODE) == SESSION_END:
             self._mode = SESSION_END
             raise SessionEndedError(message.data)
         return message.data
 
-    async def request(self, body: bytes) -> bytes:
-        """One request and its reply."""
+    async def request(self, body: bytes, timeout_s: float | None = DEADLINE_S) -> bytes:
+        """One request and its reply.
+
+        One that does not come in time ends the session: it could not be told from the next.
+        """
         await self.send(body)
-        return await self.receive()
+        try:
+            return await self.receive(timeout_s)
+        except ExpiredError:
+            await self.end()
+            raise
 
     async def end(self, body: bytes = b"") -> None:
         """Tells the responder that it is over. Replies on their way do not arrive any more."""
@@ -262,9 +290,10 @@ class Fanout:
 class Client:
     """A connection. `nats` is the client of nats-py it is made of, for everything else."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, organisation: str = "") -> None:
         self.nats = Nats()
         self.name = name  # TYPE.INSTANCE, or empty
+        self.organisation = organisation  # or empty
         self.closed = asyncio.Event()  # the connection is over for good
         self._waiting: dict[str, asyncio.Queue[Msg | None]] = {}
         self._prefix = ""
@@ -273,14 +302,25 @@ class Client:
     # ---- asking ----
 
     async def publish(
-        self, subject: str, body: bytes, headers: dict[str, str] | None = None
+        self,
+        subject: str,
+        body: bytes,
+        headers: dict[str, str] | None = None,
+        topics: Sequence[str] = (),
     ) -> None:
-        """Broadcast: to everybody who listens now."""
+        """Broadcast: to everybody who listens now, to the subject or to one of `topics`."""
+        if topics:
+            headers = {**(headers or {}), TOPICS: ", ".join(topics)}
         await self.nats.publish(subject, body, headers=headers)
 
     async def ask(self, subject: str, body: bytes, deadline_s: float = DEADLINE_S) -> bytes:
         """Semaphore: the reply of one responder; the last, if it gives several."""
-        return [reply async for reply in self.replies(subject, body, deadline_s)][-1]
+        last: bytes | None = None
+        async for reply in self.replies(subject, body, deadline_s):
+            last = reply
+        if last is None:
+            raise ReplyLostError("the reply was left out: this client reads too slowly")
+        return last
 
     async def replies(
         self, subject: str, body: bytes, deadline_s: float = DEADLINE_S
@@ -362,6 +402,16 @@ class Client:
             raise ValueError("this client has no name: give connect() a type and an instance")
         return await self.serve(IPC_PREFIX + self.name, handler)
 
+    async def join(self, handler: Handler) -> list[Subscription]:
+        """Answers what is sent to everyone of this client's type, of its organisation, or both."""
+        if not self.name:
+            raise ValueError("this client has no name: give connect() a type and an instance")
+        type = self.name.partition(".")[0]
+        subjects = [everyone(type)]
+        if self.organisation:
+            subjects += [everyone("", self.organisation), everyone(type, self.organisation)]
+        return [await self.serve(subject, handler) for subject in subjects]
+
     async def flush(self, timeout_s: float = 10) -> None:
         """Returns when the server has done everything asked of it so far.
 
@@ -416,15 +466,35 @@ class Client:
         self._waiting.pop(inbox, None)
 
 
-async def connect(
-    server: str = "127.0.0.1:4222", *, type: str = "", instance: str = "", **options: Any
-) -> Client:
-    """A client, called TYPE.INSTANCE if both are given. `options` are those of nats-py."""
+def _called(type: str, instance: str, organisation: str) -> str:
+    """TYPE.INSTANCE@ORGANISATION, as far as it is given."""
     if bool(type) != bool(instance):
         raise ValueError("give type and instance, or neither")
-    client = Client(f"{type}.{instance}" if type else "")
-    if type:
-        options["name"] = f"ipc:{client.name}"
+    if organisation and not type:
+        raise ValueError("an organisation goes with a type and an instance")
+    for word in filter(None, (type, instance, organisation)):
+        if not WORD.fullmatch(word):
+            raise ValueError(f"{word!r}: letters, digits, _ and - are allowed")
+    called = f"{type}.{instance}" if type else ""
+    called += f"@{organisation}" if organisation else ""
+    if len(called) > NAME_MAX:
+        raise ValueError(f"{called!r} has {len(called)} bytes, at most {NAME_MAX} are allowed")
+    return called
+
+
+async def connect(
+    server: str = "127.0.0.1:4222",
+    *,
+    type: str = "",
+    instance: str = "",
+    organisation: str = "",
+    **options: Any,
+) -> Client:
+    """A client, called TYPE.INSTANCE if both are given. `options` are those of nats-py."""
+    called = _called(type, instance, organisation)
+    client = Client(called.partition("@")[0], organisation)
+    if called:
+        options["name"] = f"ipc:{called}"
     lost, failed = options.pop("disconnected_cb", None), options.pop("error_cb", None)
     closed = options.pop("closed_cb", None)
     taken = asyncio.Event()

@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import contextlib
 import os
+import re
 import sys
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -19,10 +20,11 @@ if TYPE_CHECKING:  # the client library takes longer to import than `midair stat
     from nats.aio.client import Client as Nats
     from nats.aio.msg import Msg
 
-    from midair.client.api import Client, Request
+    from midair.client.api import Client, Presence, Request
 
 DEFAULT_SERVER = "127.0.0.1:4222"
 CONNECT_S = 5
+NAME_MAX = 63  # as in midair/client/api.py, which takes long to import
 Command: TypeAlias = "Callable[[Client, argparse.Namespace], Awaitable[int]]"
 MODES = ("plain", "broadcast", "semaphore", "session", "fanout", "ipc")
 
@@ -63,8 +65,8 @@ def add_commands(commands: Any) -> None:
         "--end-session", metavar="TEXT", help="a request with this body ends its session"
     )
     it.add_argument(
-        "--as", dest="called", type=_name, default=("", ""), metavar="TYPE.INSTANCE",
-        help="be called that, and answer what is sent there, too",
+        "--as", dest="called", type=_name, default=("", "", ""), metavar="TYPE.INSTANCE[@ORG]",
+        help="be called that, and answer what is sent there, too, and to all of that type or ORG",
     )  # fmt: skip
 
     it = commands.add_parser("clients", help="show the clients that have a name")
@@ -106,12 +108,13 @@ async def _run(command: Command, args: argparse.Namespace) -> int:
     async def on_error(error: Exception) -> None:
         failed.append(error)
 
-    kind, instance = getattr(args, "called", ("", ""))
+    kind, instance, organisation = getattr(args, "called", ("", "", ""))
     try:
         client = await modes.connect(
             args.server,
             type=kind,
             instance=instance,
+            organisation=organisation,
             name=f"midair {args.subject}"[:64],
             allow_reconnect=False,
             max_reconnect_attempts=1,  # 0 would mean: for ever
@@ -195,18 +198,16 @@ async def _req(client: Client, args: argparse.Namespace) -> int:
 
 
 async def _session(client: Client, args: argparse.Namespace, requests: list[bytes]) -> None:
-    from midair.client.api import ExpiredError, SessionEndedError
+    from midair.client.api import SessionEndedError
 
     async with client.session(args.subject) as session:
         for body in requests:
             try:
-                _print(await asyncio.wait_for(session.request(body), args.timeout))
+                _print(await session.request(body, args.timeout))
             except SessionEndedError as ended:
                 if ended.body:
                     _print(ended.body)
                 raise
-            except TimeoutError:
-                raise ExpiredError from None
 
 
 async def _fanout(client: Client, args: argparse.Namespace, body: bytes) -> int:
@@ -265,6 +266,7 @@ async def _reply(client: Client, args: argparse.Namespace) -> int:
     await client.serve(args.subject, answer, args.queue or "")
     if client.name:
         await client.listen(answer)
+        await client.join(answer)
     await client.flush(CONNECT_S)
     _note(f"answering requests to {args.subject}; Ctrl-C ends")
     await client.closed.wait()
@@ -276,13 +278,13 @@ async def _reply(client: Client, args: argparse.Namespace) -> int:
 async def _clients(client: Client, args: argparse.Namespace) -> int:
     watching = await client.watch() if args.watch else None
     for it in sorted(await client.clients(), key=lambda it: (it.type, it.instance)):
-        print(f"{it.type}.{it.instance} client {it.client}", flush=True)
+        print(f"{_called(it)} client {it.client}", flush=True)
     if watching is None:
         return Exit.OK
     _note("watching who comes and goes; Ctrl-C ends")
     left = args.count
     async for it in watching:
-        print(f"{it.event} {it.type}.{it.instance} client {it.client}", flush=True)
+        print(f"{it.event} {_called(it)} client {it.client}", flush=True)
         if left is not None:
             left -= 1
             if left == 0:
@@ -347,11 +349,18 @@ def _word(text: str) -> str:
     return text
 
 
-def _name(text: str) -> tuple[str, str]:
-    kind, dot, instance = _word(text).partition(".")
-    if not dot or not kind or not instance or "." in instance:
-        raise argparse.ArgumentTypeError(f"{text!r}: TYPE.INSTANCE is meant")
-    return kind, instance
+def _name(text: str) -> tuple[str, str, str]:
+    found = re.fullmatch(r"([\w-]+)\.([\w-]+)(?:@([\w-]+))?", _word(text), re.ASCII)
+    if not found or len(text) > NAME_MAX:
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: TYPE.INSTANCE or TYPE.INSTANCE@ORGANISATION is meant, of letters, digits, "
+            f"_ and -, at most {NAME_MAX} bytes"
+        )
+    return found[1], found[2], found[3] or ""
+
+
+def _called(it: Presence) -> str:
+    return f"{it.type}.{it.instance}" + (f"@{it.organisation}" if it.organisation else "")
 
 
 def _header(text: str) -> tuple[str, str]:

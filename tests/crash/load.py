@@ -16,7 +16,7 @@ import sys
 from collections.abc import Awaitable, Callable
 
 from midair.client.wire_nats import CONNECT
-from tests.crash import modes
+from tests.crash import crowds, modes
 from tests.crash.client import Client
 from tests.support.promise import BrokenPromise
 
@@ -334,6 +334,9 @@ ROLES: dict[str, Callable[[Load], Awaitable[None]]] = {
     "comings": lambda load: modes.comings(load),
     "names": lambda load: modes.names(load),
     "silent": lambda load: modes.silent(load),
+    "crowd": lambda load: crowds.crowd(load),
+    "topics": lambda load: crowds.topics(load),
+    "kinds": lambda load: crowds.kinds(load),
 }
 
 

@@ -16,7 +16,10 @@ EXAMPLES = re.findall(
     PAGE.read_text(),
     re.M | re.S,
 )
-MODES = ["Broadcast", "Semaphore", "Session", "Fanout", "ipc", "Deadlines"]
+MODES = [
+    *("Broadcast", "Several topics", "Semaphore", "Session", "Fanout", "ipc", "Kinds"),
+    "Deadlines",
+]
 
 
 def test_every_mode_has_an_example() -> None:
@@ -45,7 +48,10 @@ def test_limits_and_statuses_are_those_of_the_sources() -> None:
         "MODE_REQUESTS_MAX",
         "MODES_REQUESTS_EACH",
         "MODE_LEGS_MAX",
+        "MODES_ANSWERS_EACH",
         "MODES_FANOUT_MAX",
+        "MODE_TOPICS_MAX",
+        "MODE_TOPICS_BYTES",
         "MODES_WATCHERS_MAX",
     ):
         found = re.search(rf"#define {name} (\d+)u", sources)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager
 from typing import Any
 
 import pytest
@@ -18,7 +18,6 @@ from midair.client.api import (
     GoneError,
     NameTakenError,
     NoRespondersError,
-    RefusedError,
     Request,
     SessionEndedError,
     address,
@@ -26,29 +25,12 @@ from midair.client.api import (
 )
 from midair.process.runtime import Runtime
 from native.conntable import ACTIVE, ConnTable
+from tests.modes.clients import clients
 from tests.support.handlers import Held, named
-from tests.support.instance import Instance, eventually, start
+from tests.support.instance import Instance, eventually
 from tests.support.server import run
 
-CONNMGRS = 2
-REQUESTS_EACH, LISTENERS = 16384, 1024
-
-
-@pytest.fixture(scope="module")
-def server(request: pytest.FixtureRequest) -> Iterator[Instance]:
-    instance = start(request.node.nodeid, "", "--connmgrs", str(CONNMGRS))
-    yield instance
-    assert instance.stop() == 0
-    assert " died" not in instance.stderr()
-
-
-@asynccontextmanager
-async def clients(server: Instance, count: int) -> AsyncIterator[list[Client]]:
-    async with AsyncExitStack() as stack:
-        made = [
-            await stack.enter_async_context(await connect(server.address)) for _ in range(count)
-        ]
-        yield made
+REQUESTS_EACH = 16384
 
 
 # ---- semaphore -----------------------------------------------------------------------------------
@@ -373,28 +355,6 @@ def test_fanout_says_who_went_away(server: Instance) -> None:
     run(test())
 
 
-def test_as_many_listeners_as_the_limit_says(server: Instance) -> None:
-    async def test() -> None:
-        async with clients(server, 2) as (client, other):
-            inboxes = [await other.nats.subscribe("many", cb=_answer) for _ in range(LISTENERS)]
-            assert len(inboxes) == LISTENERS
-            await other.flush()
-            replies = await client.fanout("many", b"x")
-            assert replies.expected == LISTENERS
-            assert len([it async for it in replies]) == LISTENERS
-            await other.nats.subscribe("many", cb=_answer)
-            await other.flush()
-            with pytest.raises(RefusedError) as refused:
-                await client.fanout("many", b"x")
-            assert refused.value.status == 429
-
-    run(test(), patience_s=60)
-
-
-async def _answer(message: Any) -> None:
-    await message.respond(b"")
-
-
 # ---- ipc -----------------------------------------------------------------------------------------
 
 
@@ -425,17 +385,6 @@ def test_a_name_is_one_clients_and_what_is_sent_there_is_its_alone(server: Insta
             assert overheard.pending_msgs == imposter.pending_msgs == 0
 
     run(test())
-
-
-@pytest.mark.parametrize("name", ["ipc:", "ipc:one", "ipc:a.b.c", "ipc:a.", "ipc:a b.c", "ipc:*.>"])
-def test_malformed_names_are_refused(server: Instance, name: str) -> None:
-    with server.connect() as stream:
-        stream.sendall(b'CONNECT {"name":"%s","verbose":false}\r\nPING\r\n' % name.encode())
-        said = b""
-        while more := stream.recv(4096):
-            said += more
-        assert said.endswith(b"-ERR 'Invalid Client Name'\r\n")
-        assert b"PONG" not in said
 
 
 def test_presence_is_asked_and_watched(server: Instance) -> None:
@@ -535,11 +484,16 @@ def test_a_request_that_was_not_routed_in_time_is_not_delivered(
     run(test())
 
 
-def test_a_request_that_was_not_written_in_time_is_not_delivered(server: Instance) -> None:
+@pytest.mark.parametrize("connmgrs", [2], indirect=True)
+def test_a_request_that_was_not_written_in_time_is_not_delivered(
+    server: Instance, connmgrs: int
+) -> None:
+    """That of the responder is stopped meanwhile, so there has to be another one."""
+
     async def test() -> None:
         async with AsyncExitStack() as stack:
             by_connmgr: dict[int, Client] = {}
-            while len(by_connmgr) < CONNMGRS:
+            while len(by_connmgr) < connmgrs:
                 it = await stack.enter_async_context(await connect(server.address))
                 by_connmgr[connmgr_of(server, it)] = it
             client, worker = by_connmgr[0], by_connmgr[1]
@@ -589,7 +543,7 @@ def test_one_connection_cannot_have_more_than_its_share_open(server: Instance) -
     run(test(), patience_s=90)
 
 
-def test_nothing_is_left_of_it(server: Instance) -> None:
+def test_nothing_is_left_of_it(server: Instance, connmgrs: int) -> None:
     """All clients of this module are gone: no request, no leg, no name is left."""
     from tests.support.segments import Segments
 
@@ -597,7 +551,7 @@ def test_nothing_is_left_of_it(server: Instance) -> None:
     eventually(lambda: not [it for it in table.used() if it.state == ACTIVE], "all are gone")
     table.close()
     used = 1 << 63
-    with Segments(server.name, CONNMGRS) as it:
+    with Segments(server.name, connmgrs) as it:
         routing = it.routing
         assert min(routing.requests_high, routing.legs_high, routing.names_high) > 0
 

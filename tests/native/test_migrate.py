@@ -213,8 +213,15 @@ def raw(ffi: Any, value: Any) -> bytes | int:
     return bytes(ffi.buffer(value if is_array else ffi.addressof(value)))
 
 
+# A leg whose responder was given a reply subject without a token.
+MARKS = {("mode_leg", "bare")}
+
+
 def same(old: Any, old_kind: str, new: Any, new_kind: str) -> None:
-    """Every field both have is equal (a longer text ends in zeros); the others are zero."""
+    """Every field both have is equal (a longer text ends in zeros); the others are zero.
+
+    But for what says that it is of the old release, MARKS: the test of its segment looks at it.
+    """
     before = {name for name, _ in old_ffi.typeof(f"struct {old_kind}").fields}
     padding = {name for name in before if name.startswith(("pad", "reserved"))}
     for name, _ in new_ffi.typeof(f"struct {new_kind}").fields:
@@ -224,6 +231,8 @@ def same(old: Any, old_kind: str, new: Any, new_kind: str) -> None:
         if isinstance(value, bytes):  # a single char
             value = value[0]
         found = raw(new_ffi, value)
+        if (new_kind, name) in MARKS:
+            continue
         if name not in before or name in padding:
             assert not any(found) if isinstance(found, bytes) else found == 0, (new_kind, name)
             continue
@@ -339,6 +348,8 @@ def test_the_routing_segment(old: Release01) -> None:
     assert before.bytes(was.cells_at, CELLS * 128) == after.bytes(it.cells_at, CELLS * 128)
     rows(before, was.requests_at, "r01_request", after, it.requests_at, "mode_request", 60)
     rows(before, was.legs_at, "r01_leg", after, it.legs_at, "mode_leg", 70)
+    legs = after.at(it.legs_at, "mode_leg")
+    assert [legs[n].bare for n in range(70)] == [int(n < was.legs_high) for n in range(70)]
     rows(before, was.names_at, "r01_name", after, it.names_at, "mode_name", SESSIONS)
 
 

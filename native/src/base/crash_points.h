@@ -79,9 +79,15 @@ CRASH_POINT(CLIENT_CLOSED, "client.closed", "router")         /* client gone, no
 CRASH_POINT(SUBSCRIBE_STORED, "routing.subscribe", "router")   /* subscription stored, step not committed */
 CRASH_POINT(UNSUBSCRIBE_STORED, "routing.unsubscribe", "router") /* taken out, step not committed */
 
-/* modes_route.c, modes_settle.c, modes_names.c, modes_out.c */
+/* modes_route.c, modes_fanout.c, modes_spread.c, modes_settle.c, modes_names.c, modes_out.c */
 CRASH_POINT(MODE_ASKED, "mode.asked", "router")                /* a request recorded and ordered, not committed */
 CRASH_POINT(MODE_ASKED_ALL, "mode.asked_all", "router")        /* a fanout request was written to its recipients */
+CRASH_POINT(MODE_GATHERED, "mode.gathered", "router")          /* legs of a request to very many taken, nobody told */
+CRASH_POINT(MODE_ORDERED, "mode.ordered", "router")            /* some of them ordered, not committed */
+CRASH_POINT(MODE_PIECE, "mode.piece", "router")                /* some of them ordered and committed */
+CRASH_POINT(MODE_LEGS_FREED, "mode.legs_freed", "router")      /* some legs of one that ended freed */
+CRASH_POINT(MODE_SPREADING, "mode.spreading", "router")        /* a piece of what goes to several topics, not committed */
+CRASH_POINT(MODE_SPREAD, "mode.spread", "router")              /* a piece of what goes to several topics, or to a kind */
 CRASH_POINT(MODE_SESSION_SAID, "mode.session_said", "router")  /* a message of a session was written */
 CRASH_POINT(MODE_REPLIED, "mode.replied", "router")            /* a reply was written */
 CRASH_POINT(MODE_COMMITTED, "mode.committed", "router")        /* one of these committed, not sent */

@@ -487,7 +487,12 @@ void deliver_taken(struct connmgr *cm, const uint32_t *subs, uint32_t recipients
  * router wrote); NULL: it gets nothing more. */
 struct conn *deliver_recipient(struct connmgr *cm, uint32_t sub, uint32_t stamp, uint64_t handle);
 /* Delivers the message of an order with another subject or reply than it was published with. */
-void deliver_as(struct connmgr *cm, const struct order_mode *o, uint32_t stamp);
+/* To one recipient, with other texts than it was published with; lengths of 0: as they were. */
+struct deliver_texts {
+    const uint8_t *subject, *reply;
+    uint32_t subject_len, reply_len;
+};
+void deliver_as(struct connmgr *cm, uint32_t sub, uint64_t handle, const struct deliver_texts *as, uint32_t stamp);
 void deliver_no_responders(struct connmgr *cm, const struct order_no_responders *o);
 struct own { /* a message that no client published */
     struct message head; /* subject and reply */
@@ -504,7 +509,8 @@ void deliver_own(struct connmgr *cm, uint32_t sub, const struct own *own, uint32
 
 /* 1: the message is of a mode, or to a subject of ours. `headers`: bytes of them to look at. */
 int modes_recognise(const struct protocol *protocol, const uint8_t *p, const struct frame *f, uint32_t headers,
-                    uint64_t now_ns, struct ref_mode *ret_mode);
+                    uint64_t now_ns, struct ref_mode *ret_mode, char *ret_topics);
+void modes_topic(struct connmgr *cm, const struct order_topic *o, uint32_t stamp);
 void modes_deliver(struct connmgr *cm, const struct order_mode *o, uint32_t stamp);
 void modes_text(struct connmgr *cm, const struct order_text *o, uint32_t stamp);
 void modes_status(struct connmgr *cm, const struct order_text *o, uint32_t stamp);

@@ -533,26 +533,26 @@ void deliver_taken(struct connmgr *cm, const uint32_t *subs, uint32_t recipients
         run_deliver(cm, &run, stamp);
 }
 
-void deliver_as(struct connmgr *cm, const struct order_mode *o, uint32_t stamp)
+void deliver_as(struct connmgr *cm, uint32_t sub, uint64_t handle, const struct deliver_texts *as, uint32_t stamp)
 {
-    struct conn *c = deliver_recipient(cm, o->sub, stamp, o->handle);
+    struct conn *c = deliver_recipient(cm, sub, stamp, handle);
     struct delivery d;
 
     if (!c)
         return;
-    describe(cm, c, o->handle, &d);
-    if (o->subject_len) {
-        d.head.subject = (const uint8_t *)o->text;
-        d.head.subject_len = o->subject_len;
+    describe(cm, c, handle, &d);
+    if (as->subject_len) {
+        d.head.subject = as->subject;
+        d.head.subject_len = as->subject_len;
     }
-    if (o->reply_len) {
-        d.head.reply = (const uint8_t *)o->text + o->subject_len;
-        d.head.reply_len = o->reply_len;
+    if (as->reply_len) {
+        d.head.reply = as->reply;
+        d.head.reply_len = as->reply_len;
     }
-    deliver_frame(cm, c, &cm->subs[o->sub], &d);
+    deliver_frame(cm, c, &cm->subs[sub], &d);
     count_out(cm, c, 1, d.head.total_len);
     if (TRACE_IF(cm->trace.on))
-        trace_deliver(cm, c, (struct trace_part){.handle = o->handle, .end = c->end, .count = 1});
+        trace_deliver(cm, c, (struct trace_part){.handle = handle, .end = c->end, .count = 1});
 }
 
 /* A header block of the router's making in the words of the protocol; its length. */

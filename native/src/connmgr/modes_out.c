@@ -1,7 +1,8 @@
 /* modes_out: what the router orders for the modes becomes bytes for clients (docs/modes.md).
  *
  * The structure: none of its own. ORDER_MODE is a delivery with another subject or reply than was
- *               published, ORDER_STATUS a message of the router itself.
+ *               published, ORDER_TOPIC one with another subject to several, ORDER_STATUS a message of the
+ *               router itself.
  * Written by:   the connmgr, past committed lengths, within the step of a batch of orders (J5).
  * Invariants:   those of orders.c. A request past its deadline is not delivered; the router, which
  *               has the same clock, tells the client that asked.
@@ -12,7 +13,18 @@
 void modes_deliver(struct connmgr *cm, const struct order_mode *o, uint32_t stamp)
 {
     if (!o->deadline_ns || cm->now_ns < o->deadline_ns)
-        deliver_as(cm, o, stamp);
+        deliver_as(cm, o->sub, o->handle,
+                   &(struct deliver_texts){.subject = (const uint8_t *)o->text, .subject_len = o->subject_len,
+                                           .reply = (const uint8_t *)o->text + o->subject_len, .reply_len = o->reply_len},
+                   stamp);
+}
+
+void modes_topic(struct connmgr *cm, const struct order_topic *o, uint32_t stamp)
+{
+    struct deliver_texts texts = {.subject = (const uint8_t *)order_topic_subject(o), .subject_len = o->subject_len};
+
+    for (uint32_t i = 0; i < o->recipients; i++)
+        deliver_as(cm, o->subs[i], o->handle, &texts, stamp);
 }
 
 static const struct {

@@ -126,6 +126,10 @@ static void apply(struct connmgr *cm, const struct order *o, uint32_t stamp)
         modes_deliver(cm, (const struct order_mode *)o, stamp);
         delivered(cm, o);
         return;
+    case ORDER_TOPIC:
+        modes_topic(cm, (const struct order_topic *)o, stamp);
+        delivered(cm, o);
+        return;
     case ORDER_TEXT:
         modes_text(cm, (const struct order_text *)o, stamp);
         return;

@@ -3,11 +3,13 @@
 #include "base/crash.h"
 
 void refer_mode(struct connmgr *cm, const struct conn *c, uint64_t handle, uint32_t size, uint8_t flags,
-                const struct refer_texts *t, const struct ref_mode *mode)
+                const struct refer_texts *t, const struct ref_mode *mode, const char *topics)
 {
-    struct ref_message *r = refer_message(cm, c, handle, size, flags | REF_MODE, t, sizeof(*mode));
+    uint32_t more = (uint32_t)sizeof(*mode) + batch_pad(mode->topics_len);
+    struct ref_message *r = refer_message(cm, c, handle, size, flags | REF_MODE, t, more);
+    char *to = r->text + batch_pad(t->subject_len + t->reply_len);
 
-    memcpy(r->text + batch_pad(t->subject_len + t->reply_len), mode, sizeof(*mode));
+    memcpy(mempcpy(to, mode, sizeof(*mode)), topics, mode->topics_len);
     cm->modes++;
 }
 

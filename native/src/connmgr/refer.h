@@ -49,7 +49,7 @@ static inline void refer_join(struct ref_message *r, uint32_t more, uint32_t siz
 }
 
 void refer_mode(struct connmgr *cm, const struct conn *c, uint64_t handle, uint32_t size, uint8_t flags,
-                const struct refer_texts *t, const struct ref_mode *mode);
+                const struct refer_texts *t, const struct ref_mode *mode, const char *topics);
 /* The FRAME_SUBSCRIBE that lies at `p`. */
 void refer_subscribe(struct connmgr *cm, const struct conn *c, uint32_t sub, const uint8_t *p, const struct frame *f);
 void refer_unsubscribe(struct connmgr *cm, uint32_t conn, uint32_t sub, uint64_t max);

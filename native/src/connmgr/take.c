@@ -31,10 +31,11 @@ static void refer_with_mode(struct connmgr *cm, struct conn *c, const uint8_t *p
     uint32_t first = ARENA_CHUNK_BYTES - (at + f->body);
     uint32_t headers = f->header_len < first ? f->header_len : first;
     struct ref_mode mode;
+    char topics[MODE_TOPICS_BYTES];
 
     if (headers > MODES_HEADER_MAX)
         headers = MODES_HEADER_MAX;
-    int has = modes_recognise(c->protocol, p, f, headers, cm->now_ns, &mode);
+    int has = modes_recognise(c->protocol, p, f, headers, cm->now_ns, &mode, topics);
     int ask = f->reply_len && (has || c->options & CONN_NO_RESPONDERS);
     struct refer_texts texts = {p + f->subject, p + f->reply, f->subject_len, ask ? f->reply_len : 0};
     uint8_t flags = (uint8_t)((ask ? REF_REPLY : 0) | (ask && c->options & CONN_NO_RESPONDERS ? REF_NO_RESPONDERS : 0) |
@@ -46,7 +47,7 @@ static void refer_with_mode(struct connmgr *cm, struct conn *c, const uint8_t *p
     }
     decide_ask(cm, c);
     if (has)
-        refer_mode(cm, c, handle, f->total_len, flags, &texts, &mode);
+        refer_mode(cm, c, handle, f->total_len, flags, &texts, &mode, topics);
     else
         (void)refer_message(cm, c, handle, f->total_len, flags, &texts, 0);
 }

@@ -90,13 +90,13 @@ static void check_name(struct fsck *f, uint32_t conn, uint32_t *seen, uint32_t m
 {
     const struct mode_name *n = &routing_names(f->routing)[conn];
     uint64_t word = fsck_load(&n->word), uid = fsck_load(&n->uid);
-    uint32_t len = (uint32_t)(word & 0xff);
+    uint32_t len = mode_name_len(word);
 
     if (!(word & MODE_USED))
         return;
     uint64_t session = session_of(f, conn);
 
-    if ((session != uid || len > MODE_NAME_MAX) && fsck_load(&n->word) == word)
+    if ((session != uid || mode_name_bytes(word) > MODE_NAME_MAX || len > mode_name_bytes(word)) && fsck_load(&n->word) == word)
         fsck_say(f, FSCK_NAME_SESSION, SEGMENT_ROUTING, 0, conn, uid, session, len);
     if (len > MODE_NAME_MAX)
         return;
@@ -107,8 +107,10 @@ static void check_name(struct fsck *f, uint32_t conn, uint32_t *seen, uint32_t m
         }
         const struct mode_name *o = &routing_names(f->routing)[seen[at] - 1];
 
-        if (fsck_load(&o->word) == word && memcmp(o->text, n->text, len) == 0 && fsck_load(&n->uid) == uid &&
-            fsck_load(&n->word) == word && fsck_load(&o->word) == word) {
+        uint64_t other = fsck_load(&o->word);
+
+        if (other & MODE_USED && mode_name_len(other) == len && memcmp(o->text, n->text, len) == 0 &&
+            fsck_load(&n->uid) == uid && fsck_load(&n->word) == word && fsck_load(&o->word) == other) {
             fsck_say(f, FSCK_NAME_TWICE, SEGMENT_ROUTING, 0, conn, uid, seen[at] - 1);
             return;
         }

@@ -65,9 +65,11 @@ static uint32_t order_size(const struct fsck *f, const struct order *o)
     const struct order_mode *mode = (const void *)o;
     const struct order_text *text = (const void *)o;
     const struct order_run *run = (const void *)o;
+    const struct order_topic *topic = (const void *)o;
 
     if (type < ORDER_DELIVER || type > ORDER_LAST ||
-        (o->type & ORDER_MORE && type != ORDER_DELIVER && type != ORDER_MODE) ||
+        (o->type & ORDER_MORE && type != ORDER_DELIVER && type != ORDER_MODE && type != ORDER_TOPIC) ||
+        (type == ORDER_TOPIC && topic->subject_len > BATCH_RECORD_MAX) ||
         (type == ORDER_MODE && mode->rest < ORDER_MODE_REST) ||
         (type == ORDER_TEXT && (text->written < sizeof(struct order_written) || text->written > BATCH_RECORD_MAX)) ||
         (type == ORDER_STATUS && (text->written < sizeof(struct order_said) || text->written > BATCH_RECORD_MAX)) ||
@@ -115,7 +117,11 @@ static uint32_t ref_size(const struct ref *r)
     uint32_t text = ref_text(r);
     uint32_t mode = r->type == REF_MESSAGE && r->flags & REF_MODE ? (uint32_t)sizeof(struct ref_mode) : 0;
 
-    if (text == UINT32_MAX || (r->flags & REF_RUN && r->type != REF_MESSAGE) || r->bytes != ref_bytes(text) + mode)
+    if (text == UINT32_MAX || (r->flags & REF_RUN && r->type != REF_MESSAGE) || r->bytes < ref_bytes(text) + mode)
+        return 0;
+    uint32_t more = r->bytes - ref_bytes(text) - mode;
+
+    if (more && !(mode && more <= batch_pad(MODE_TOPICS_BYTES))) /* topics; how many bytes lies behind the texts */
         return 0;
     return r->bytes;
 }
@@ -180,6 +186,9 @@ static void check_named(struct fsck *f, const struct lane *l, const struct order
     } else if (type == ORDER_TEXT || type == ORDER_STATUS) {
         count = text->recipients;
         subs = text->subs;
+    } else if (type == ORDER_TOPIC) {
+        count = order_recipients(o);
+        subs = ((const struct order_topic *)o)->subs;
     } else {
         subs = type == ORDER_MODE ? &((const struct order_mode *)o)->sub : &((const struct order_no_responders *)o)->sub;
     }
@@ -221,7 +230,7 @@ static void take_record(struct fsck *f, const struct lane *l, const struct batch
     if (order_has_message(o))
         meet(f, l, order_handle(o), order_messages(o), seq, at, in_inbox);
     if (type == ORDER_DELIVER || type == ORDER_RUN || type == ORDER_NO_RESPONDERS || type == ORDER_MODE ||
-        type == ORDER_TEXT || type == ORDER_STATUS)
+        type == ORDER_TEXT || type == ORDER_STATUS || type == ORDER_TOPIC)
         check_named(f, l, o, seq, at, in_inbox);
     if (type == ORDER_REFUSED)
         note_change(f, l->n, ((const struct order_sub *)o)->sub);

@@ -10,7 +10,7 @@ _Static_assert(R01_TEXT_INLINE == ROUTING_TEXT_INLINE && R01_CELL_BYTES == sizeo
                R01_CELLS == ROUTING_CELLS && sizeof(struct r01_in) == sizeof(struct routing_in), "copied as they are");
 _Static_assert(sizeof(struct r01_lane) == sizeof(struct routing_lane) && R01_BATCH_VERSION == BATCH_VERSION,
                "batches are copied as they are");
-_Static_assert(R01_REQUESTS == MODE_REQUESTS_MAX && R01_LEGS == MODE_LEGS_MAX && R01_NAME_MAX <= MODE_NAME_MAX &&
+_Static_assert(R01_REQUESTS == MODE_REQUESTS_MAX && R01_LEGS <= MODE_LEGS_MAX && R01_NAME_MAX <= MODE_NAME_MAX &&
                R01_CONNMGRS == PORTS_MAX, "numbers stay");
 
 static uint64_t fingerprint(void)
@@ -112,6 +112,7 @@ static void convert_modes(const struct conversion *c, const struct r01_routing *
         t->conn = legs[i].conn;
         t->sub = legs[i].sub;
         t->request = legs[i].request;
+        t->bare = 1;
     }
     for (uint64_t i = 0; i < from->names_high; i++) {
         struct mode_name *t = &routing_names(to)[i];

@@ -42,6 +42,17 @@ struct order *instruct_mode(struct router *rt, uint32_t port, uint32_t sub, uint
     return (struct order *)o;
 }
 
+struct order *instruct_topic(struct router *rt, uint32_t port, uint32_t recipients, uint64_t handle, const char *subject,
+                             uint32_t subject_len)
+{
+    struct order_topic *o = instruct_append(rt, port, order_topic_bytes(recipients, subject_len), 0);
+
+    *o = (struct order_topic){.type = ORDER_TOPIC, .recipients = (uint16_t)recipients, .subject_len = subject_len,
+                              .handle = handle};
+    memcpy((char *)order_topic_subject(o), subject, subject_len);
+    return (struct order *)o;
+}
+
 void instruct_conn(struct router *rt, uint32_t port, enum order_type type, uint32_t conn, uint64_t uid)
 {
     *(struct order_conn *)instruct_append(rt, port, sizeof(struct order_conn), 0) =

@@ -66,6 +66,10 @@ struct instruct_as { /* how a message of a mode is delivered; lengths of 0: as i
 };
 struct order *instruct_mode(struct router *rt, uint32_t port, uint32_t sub, uint64_t handle, const struct instruct_as *as);
 
+/* As instruct_deliver(), under another subject than it was published to; slots go to its `subs`. */
+struct order *instruct_topic(struct router *rt, uint32_t port, uint32_t recipients, uint64_t handle, const char *subject,
+                             uint32_t subject_len);
+
 /* ---- about connections and subscriptions ---- */
 
 /* ORDER_OPENED, ORDER_CLOSED, ORDER_NAME_TAKEN, ORDER_NAME_GIVEN, ORDER_WAIT, ORDER_GO_ON */

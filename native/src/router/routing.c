@@ -1,6 +1,10 @@
 /* routing: layout of the router's primary state. See routing.h. */
 #include "router/routing.h"
 
+#include <errno.h>
+#include <stdlib.h>
+#include <sys/random.h>
+
 uint64_t routing_hot_bytes(uint32_t ports)
 {
     return page_up(sizeof(struct routing)) + page_up(ports * sizeof(struct routing_lane));
@@ -41,8 +45,16 @@ uint64_t routing_fingerprint(void)
                                sizeof(struct mode_name), sizeof(struct routing_aside), BATCH_VERSION);
 }
 
+static void make_key(void *key, size_t bytes)
+{
+    while (getrandom(key, bytes, 0) != (ssize_t)bytes)
+        if (errno != EINTR)
+            abort();
+}
+
 void routing_format(struct routing *r, uint32_t ports, uint32_t connmgrs, uint32_t clients, uint32_t subs_each)
 {
+    make_key(r->reply_key, sizeof r->reply_key);
     r->ports = ports;
     r->clients = clients;
     r->subs_each = subs_each;

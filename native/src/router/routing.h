@@ -18,11 +18,15 @@
  *   R4  in.done + 1 is the batch in the inbox, if its sequence field says so; in.at is how
  *       far it was processed; if a run is there, in.routed of its messages are. For lists longer than a whole ring, ordered in pieces by
  *       ascending subscription: in.progress is the last one ordered + 1, in.touched the
- *       ports that got pieces. The list may change between two pieces.
+ *       ports that got pieces. The list may change between two pieces. For a message to several
+ *       topics, or to a kind, in.progress also says which (modes_spread.c). For a fanout request with
+ *       very many listeners in.asking is the request whose legs are being ordered: those that have
+ *       MODE_UNASKED are to come.
  *   R5  A request, one of its legs or a name is there while MODE_USED is set in its word (redo);
  *       its other fields were written before that and do not change. A used leg is of a used
  *       request, and a used request has a used leg. Their connections have client records, and so has
- *       that of a used name. No two used names are the same.
+ *       that of a used name. No two used names are the same. A request with MODE_GATHERING does not
+ *       have all of its legs, and nobody knows of it: the next router drops it.
  *   R6  A message of a mode, a name, each deadline that has passed and each leg that is settled
  *       because a connection ended is a step of its own, or shares one with its like: what the
  *       step reads in the tables is committed.
@@ -94,7 +98,8 @@ struct routing_in {
     uint64_t touched;  /* redo: see R4 */
     uint64_t listed;   /* redo: names gone through for the reference at `at`, see modes_names.c */
     uint64_t routed;   /* redo: messages of the reference at `at`, a run, that are routed */
-    uint64_t pad[2];
+    uint64_t asking;   /* redo: see R4: generation << 32 | request + 1; 0: none */
+    uint64_t pad;
 };
 
 #define ROUTING_ASIDE_BYTES 1048576u
@@ -123,7 +128,8 @@ struct routing {
     uint64_t requests_at, legs_at, names_at; /* creator, once */
     uint8_t kinds[PORTS_MAX]; /* creator, once: enum port_kind of each index */
     uint64_t asides_at; /* creator, once */
-    uint64_t reserved0[10];
+    uint64_t reply_key[2]; /* creator, once, at random: of the tokens in reply subjects (modes.h) */
+    uint64_t reserved0[8];
     uint64_t step;      /* redo: steps committed */
     uint64_t cells_high; /* single stores, only grow, raised before use */
     uint64_t requests_high, legs_high, names_high; /* high marks, as cells_high */
@@ -137,9 +143,11 @@ struct routing {
 #define MODE_USED (1ULL << 63)
 #define MODE_GENERATION 0xffffffffULL /* low bits of a leg's word; part of its id, only grows */
 #define MODE_REPLY_MAX 128u           /* bytes of a reply subject that a mode can be used with */
-#define MODE_NAME_MAX 64u             /* bytes of "TYPE.INSTANCE" */
+#define MODE_NAME_MAX 64u             /* bytes of "TYPE.INSTANCE@ORGANISATION" */
 #define MODE_REQUESTS_MAX 65536u      /* requests and sessions that are open, of all clients */
-#define MODE_LEGS_MAX 131072u         /* answers outstanding: one a request, but for fanout */
+#define MODE_LEGS_MAX 262144u         /* answers outstanding: one a request, but for fanout */
+#define MODE_GATHERING 0x80u          /* beside MODE_FANOUT in the word of a request: R5 */
+#define MODE_UNASKED (1ULL << 62)     /* in the word of a leg: its order is to come */
 
 struct mode_request { /* a request whose replies pass us, or a session; R5 */
     uint64_t word;        /* redo: MODE_USED | generation << 8 | enum mode; without MODE_USED: free */
@@ -155,21 +163,22 @@ struct mode_request { /* a request whose replies pass us, or a session; R5 */
 _Static_assert(sizeof(struct mode_request) == 192, "three cache lines");
 
 struct mode_leg { /* one responder of a request; R5 */
-    uint64_t word;     /* redo: MODE_USED | generation; without MODE_USED: free */
+    uint64_t word;     /* redo: MODE_USED | generation, perhaps MODE_UNASKED; without MODE_USED: free */
     uint64_t uid;      /* of the responder */
     uint64_t sub_word; /* of its subscription when it was chosen: another one may get the slot */
     uint32_t conn;     /* slot of its connection */
     uint32_t sub;      /* index_sub */
     uint32_t request;
     uint32_t account;  /* of the responder; 0: the global one */
-    uint64_t reserved[3];
+    uint64_t bare;     /* not 0: release 0.1 has told its responder, in a reply subject without token */
+    uint64_t reserved[2];
 };
 _Static_assert(sizeof(struct mode_leg) == 64, "one cache line");
 
 struct mode_name { /* by slot of the connection; R5 */
-    uint64_t word; /* redo: MODE_USED | length; 0: none */
+    uint64_t word; /* redo: MODE_USED | bytes of `text` << 8 | those of the name; 0: none */
     uint64_t uid;
-    char text[MODE_NAME_MAX];
+    char text[MODE_NAME_MAX]; /* TYPE.INSTANCE, the name; perhaps @ and its organisation */
     uint32_t account; /* names of different accounts do not meet; 0: the global one */
     uint32_t pad;
     uint64_t reserved[5];
@@ -214,6 +223,14 @@ static inline struct routing_aside *routing_aside(struct routing *r, uint32_t po
 static inline struct mode_name *routing_names(struct routing *r)
 {
     return (struct mode_name *)((char *)r + r->names_at);
+}
+/* Bytes of the name, and of what lies behind it: of a record of release 0.1 that was not said. */
+static inline uint32_t mode_name_len(uint64_t word) { return (uint32_t)(word & 0xff); }
+static inline uint32_t mode_name_bytes(uint64_t word)
+{
+    uint32_t bytes = (uint32_t)(word >> 8 & 0xff);
+
+    return bytes ? bytes : mode_name_len(word);
 }
 
 #endif

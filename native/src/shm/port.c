@@ -185,7 +185,7 @@ int port_next(struct port *p, const struct batch *b, uint32_t *at, struct port_d
         *at += order_bytes(o);
         if (*at > b->bytes)
             return -EBADMSG;
-        if (type != ORDER_DELIVER && type != ORDER_RUN && type != ORDER_MODE) {
+        if (type != ORDER_DELIVER && type != ORDER_RUN && type != ORDER_MODE && type != ORDER_TOPIC) {
             if (order_has_message(o))
                 port_note(p, o);
             continue;
@@ -193,7 +193,10 @@ int port_next(struct port *p, const struct batch *b, uint32_t *at, struct port_d
         port_delivered(p, o);
         *ret = (struct port_delivery){.first = order_handle(o), .messages = order_messages(o), .recipients = 1,
                                       .subs = &((const struct order_mode *)o)->sub};
-        if (type != ORDER_MODE) {
+        if (type == ORDER_TOPIC) {
+            ret->recipients = order_recipients(o);
+            ret->subs = ((const struct order_topic *)o)->subs;
+        } else if (type != ORDER_MODE) {
             ret->recipients = order_recipients(o);
             ret->subs = order_subs(o);
         }

@@ -179,25 +179,34 @@ enum mode {
 };
 enum mode_place { /* which subject of ours it is published to */
     PLACE_ANY = 0,
-    PLACE_REPLY = 1,   /* MODE_REPLY_PREFIX and an id */
+    PLACE_REPLY = 1,   /* MODE_REPLY_PREFIX, an id and its token */
     PLACE_IPC = 2,     /* MODE_IPC_PREFIX and a name */
     PLACE_CLIENTS = 3, /* MODE_CLIENTS_SUBJECT, perhaps a dot and a name */
+    PLACE_KIND = 4,    /* MODE_KIND_PREFIX or MODE_ORG_PREFIX, and which */
 };
 #define MODE_PREFIX "_midair."
 #define MODE_REPLY_PREFIX MODE_PREFIX "r."
 #define MODE_IPC_PREFIX MODE_PREFIX "ipc."
 #define MODE_CLIENTS_SUBJECT MODE_PREFIX "clients"
-#define MODE_ID_DIGITS 16u
-#define MODE_REPLY_BYTES (sizeof MODE_REPLY_PREFIX - 1 + MODE_ID_DIGITS)
+#define MODE_KIND_PREFIX MODE_PREFIX "kind."
+#define MODE_ORG_PREFIX MODE_PREFIX "org."
+#define MODE_ORG_INFIX ".org." /* behind a kind: of that kind and that organisation */
+#define MODE_ID_DIGITS 16u     /* of an id; as many of its token */
+#define MODE_REPLY_BYTES (sizeof MODE_REPLY_PREFIX - 1 + 2 * MODE_ID_DIGITS)
+#define MODE_REPLY_BYTES_0_1 (sizeof MODE_REPLY_PREFIX - 1 + MODE_ID_DIGITS) /* of release 0.1: no token */
+#define MODE_TOPICS_MAX 16u    /* of one message, besides its subject */
+#define MODE_TOPICS_BYTES 1024u /* of all of them, with a blank between two */
 
 struct ref_mode { /* behind the padded texts of a message with REF_MODE */
     uint64_t deadline_ns; /* CLOCK_MONOTONIC; 0: none */
     uint64_t id;          /* PLACE_REPLY */
     uint8_t mode;         /* enum mode */
     uint8_t place;        /* enum mode_place */
-    uint8_t pad[6];
+    uint16_t topics_len;  /* bytes of `topics`; 0: none */
+    uint8_t pad[4];
+    char topics[];        /* further subjects of the message, a blank between two */
 };
-_Static_assert(sizeof(struct ref_mode) == 24, "frozen wire layout");
+_Static_assert(sizeof(struct ref_mode) == 24 && offsetof(struct ref_mode, topics) == 24, "frozen wire layout");
 
 static inline const struct ref *batch_ref(const struct batch *b, uint32_t at)
 {
@@ -240,7 +249,8 @@ enum order_type {
     ORDER_NAME_ASKED = 17,   /* order_name: another client asks for the name of this one: is it alive? */
     ORDER_WAIT = 18,         /* order_conn: it is not to be read until its references are done with */
     ORDER_GO_ON = 19,        /* order_conn: they are */
-    ORDER_LAST = ORDER_GO_ON,
+    ORDER_TOPIC = 20,        /* order_topic */
+    ORDER_LAST = ORDER_TOPIC,
 };
 #define ORDER_MORE 0x80 /* in type: further recipients of this message follow for this port */
 
@@ -250,7 +260,7 @@ struct order { /* the head of every order */
 };
 #define ORDER_BYTES_MIN 16u
 
-struct order_message { /* what all orders about messages have: DELIVER, RUN, DELETE, NO_RESPONDERS, MODE */
+struct order_message { /* what all orders about messages have: DELIVER, RUN, DELETE, NO_RESPONDERS, MODE, TOPIC */
     uint8_t type, limit;
     uint16_t of_type;
     uint32_t of_type2;
@@ -328,6 +338,13 @@ struct order_mode { /* as ORDER_DELIVER to one, with texts of its own */
     uint32_t pad;
     char text[];          /* subject, reply */
 };
+struct order_topic { /* as ORDER_DELIVER, under another subject than it was published to */
+    uint8_t type, limit;
+    uint16_t recipients;
+    uint32_t subject_len;
+    uint64_t handle;
+    uint32_t subs[]; /* sub slots, padded; then the subject, padded */
+};
 struct order_text { /* a message of the router's own: after the recipients what it says */
     uint8_t type, limit;
     uint16_t recipients;
@@ -393,6 +410,7 @@ ORDER_FITS(order_sub, conn, sub, 16);
 ORDER_FITS(order_name, conn, uid, 32);
 ORDER_FITS(order_hold, publisher, consumer_uid, 24);
 ORDER_FITS(order_mode, sub, handle, 32);
+ORDER_FITS(order_topic, subject_len, handle, 16);
 ORDER_FITS(order_text, written, pad, 16);
 ORDER_FITS(order_trace, bytes, queued_ns, 40);
 _Static_assert(offsetof(struct order_deliver, recipients) == 2 && offsetof(struct order_deliver, subs) == 16 &&
@@ -414,6 +432,14 @@ static inline uint32_t order_deliver_bytes(uint32_t recipients)
     return ORDER_BYTES_MIN + (recipients < 2 ? 0 : batch_pad(recipients * 4));
 }
 static inline uint32_t order_run_bytes(uint32_t recipients) { return ORDER_BYTES_MIN + batch_pad(recipients * 4); }
+static inline uint32_t order_topic_bytes(uint32_t recipients, uint32_t subject_len)
+{
+    return ORDER_BYTES_MIN + batch_pad(recipients * 4) + batch_pad(subject_len);
+}
+static inline const char *order_topic_subject(const struct order_topic *o)
+{
+    return (const char *)o->subs + batch_pad(o->recipients * 4u);
+}
 
 static inline uint32_t order_bytes(const struct order *o)
 {
@@ -430,6 +456,11 @@ static inline uint32_t order_bytes(const struct order *o)
         return ORDER_BYTES_MIN + batch_pad(((const struct order_opened *)o)->text_len);
     case ORDER_MODE:
         return ORDER_BYTES_MIN + batch_pad(((const struct order_mode *)o)->rest);
+    case ORDER_TOPIC: {
+        const struct order_topic *t = (const struct order_topic *)o;
+
+        return order_topic_bytes(t->recipients, t->subject_len);
+    }
     case ORDER_TRACE:
         return sizeof(struct order_trace);
     case ORDER_TEXT:
@@ -453,7 +484,7 @@ static inline int order_has_message(const struct order *o)
 {
     uint8_t type = o->type & (uint8_t)~ORDER_MORE;
 
-    return type <= ORDER_NO_RESPONDERS || type == ORDER_MODE || type == ORDER_RUN;
+    return type <= ORDER_NO_RESPONDERS || type == ORDER_MODE || type == ORDER_RUN || type == ORDER_TOPIC;
 }
 static inline uint64_t order_handle(const struct order *o) { return ((const struct order_message *)o)->handle; }
 /* The messages of an order that has any. */

@@ -13,6 +13,7 @@
 #include "base/put.h"
 #include "base/reserve.h"
 #include "base/hash.h"
+#include "base/siphash.h"
 
 #include <errno.h>
 
@@ -33,9 +34,14 @@ int modes_open(struct router *rt)
     m->name_hash = reserve(MODES_BUCKETS * 4);
     m->name_next = reserve((uint64_t)seg->clients * 4);
     m->heap = reserve(MODE_REQUESTS_MAX * 4);
+    m->sub_seen = reserve((uint64_t)seg->ports * seg->subs_each * 4);
+    m->queue_seen = reserve(((uint64_t)rt->conf.subjects + 1) * 4);
+    m->own = reserve((uint64_t)seg->clients * sizeof(struct mode_own));
+    m->list = reserve((uint64_t)seg->ports * seg->subs_each * 4);
     rt->modes = m;
     return m->request_links && m->leg_links && m->conns && m->pins && m->request_free && m->leg_free &&
-                   m->session_hash && m->name_hash && m->name_next && m->heap
+                   m->session_hash && m->name_hash && m->name_next && m->heap && m->sub_seen && m->queue_seen &&
+                   m->own && m->list
                ? 0 : -ENOMEM;
 }
 
@@ -228,6 +234,7 @@ static void link_leg(struct router *rt, uint32_t leg, uint8_t mode)
         m->leg_links[q->legs - 1].peer_prev = leg + 1;
     q->legs = leg + 1;
     q->open++;
+    m->conns[routing_requests(rt->seg)[g->request].conn].awaited++;
     if (mode == MODE_SESSION) {
         uint32_t *pin = pin_of(rt, g->sub);
 
@@ -243,6 +250,14 @@ uint32_t modes_legs_left(const struct router *rt)
     return rt->modes->leg_free_count + MODE_LEGS_MAX - (uint32_t)rt->seg->legs_high;
 }
 
+uint32_t modes_legs_for(const struct router *rt, uint32_t conn)
+{
+    uint32_t left = modes_legs_left(rt), awaited = rt->modes->conns[conn].awaited;
+    uint32_t own = awaited < MODES_ANSWERS_EACH ? MODES_ANSWERS_EACH - awaited : 0;
+
+    return left < own ? left : own;
+}
+
 uint32_t modes_take_leg(struct router *rt, uint32_t request, uint8_t mode, index_sub sub)
 {
     struct modes *m = rt->modes;
@@ -256,9 +271,10 @@ uint32_t modes_take_leg(struct router *rt, uint32_t request, uint8_t mode, index
     g->conn = (uint32_t)s->word;
     g->sub = sub;
     g->request = request;
+    g->bare = 0;
     /* The working value is stored at once: without MODE_USED the record is free after a crash. */
     g->word = (g->word + 1) & MODE_GENERATION;
-    redo_put(&rt->redo, &g->word, MODE_USED | g->word);
+    redo_put(&rt->redo, &g->word, MODE_USED | (mode & MODE_GATHERING ? MODE_UNASKED : 0) | g->word);
     link_leg(rt, leg, mode);
     rt->stepping = 1;
     return leg;
@@ -288,6 +304,7 @@ void modes_free_leg(struct router *rt, uint32_t leg)
     if (l->peer_next)
         m->leg_links[l->peer_next - 1].peer_prev = l->peer_prev;
     q->open--;
+    m->conns[routing_requests(rt->seg)[g->request].conn].awaited--;
     if (l->sub_prev)
         m->leg_links[l->sub_prev - 1].sub_next = l->sub_next;
     else if (*pin == leg + 1)
@@ -299,17 +316,45 @@ void modes_free_leg(struct router *rt, uint32_t leg)
     rt->stepping = 1;
 }
 
-uint64_t modes_leg_id(const struct router *rt, uint32_t leg)
+static char *put_hex(char *to, uint64_t n)
 {
-    return (uint64_t)leg << 32 | (routing_legs(rt->seg)[leg].word & MODE_GENERATION);
+    for (uint32_t i = 0; i < MODE_ID_DIGITS; i++)
+        *to++ = "0123456789abcdef"[n >> (60 - 4 * i) & 15];
+    return to;
 }
 
-uint32_t modes_find_leg(const struct router *rt, uint64_t id)
+uint32_t modes_put_reply(const struct router *rt, uint32_t leg, char *to)
 {
-    uint32_t leg = (uint32_t)(id >> 32);
+    const struct mode_leg *g = &routing_legs(rt->seg)[leg];
+    uint64_t id = (uint64_t)leg << 32 | (g->word & MODE_GENERATION);
+    char *end = put_hex(mempcpy(to, MODE_REPLY_PREFIX, sizeof MODE_REPLY_PREFIX - 1), id);
 
-    return leg < rt->seg->legs_high && routing_legs(rt->seg)[leg].word == (MODE_USED | (id & MODE_GENERATION))
-               ? leg : ROUTER_NONE;
+    if (!g->bare)
+        end = put_hex(end, siphash_word(rt->seg->reply_key, id));
+    return (uint32_t)(end - to);
+}
+
+/* Takes as long wherever two texts differ: how long it took tells nobody how much of a token was right. */
+static int are_equal(const char *a, const char *b, uint32_t len)
+{
+    unsigned char differ = 0;
+
+    for (uint32_t i = 0; i < len; i++)
+        differ |= (unsigned char)(a[i] ^ b[i]);
+    return differ == 0;
+}
+
+uint32_t modes_find_leg(const struct router *rt, const struct ref_message *r)
+{
+    uint64_t id = ref_mode(r)->id;
+    uint32_t leg = (uint32_t)(id >> 32);
+    char reply[MODE_REPLY_BYTES];
+
+    if (leg >= rt->seg->legs_high || routing_legs(rt->seg)[leg].word != (MODE_USED | (id & MODE_GENERATION)))
+        return ROUTER_NONE;
+    uint32_t len = modes_put_reply(rt, leg, reply);
+
+    return len == r->subject_len && are_equal(reply, r->text, len) ? leg : ROUTER_NONE;
 }
 
 int modes_leg_stands(const struct router *rt, uint32_t leg)
@@ -346,16 +391,10 @@ void modes_start(struct router *rt)
     for (uint32_t conn = 0; conn < seg->names_high; conn++)
         if (routing_names(seg)[conn].word & MODE_USED)
             modes_hash_name(rt, conn);
+    modes_drop_gathering(rt);
 }
 
 /* ---- texts ---- */
-
-char *modes_put_id(char *to, uint64_t id)
-{
-    for (uint32_t i = 0; i < MODE_ID_DIGITS; i++)
-        *to++ = "0123456789abcdef"[id >> (60 - 4 * i) & 15];
-    return to;
-}
 
 void modes_add_field(struct fields *f, enum status_field field, const char *value, uint32_t len)
 {

@@ -2,8 +2,10 @@
  *
  * Primary state is in the routing segment: requests, legs, names (R5). A request is one that was
  * asked and whose replies pass us, or a session; it has one leg for each responder. The id of a
- * leg, number << 32 | generation, is the end of the reply subject its responder is given: a reply is
- * recognised by its subject, and messages that are none are not looked at.
+ * leg, number << 32 | generation, and its token are the end of the reply subject its responder is
+ * given: a reply is recognised by its subject, and messages that are none are not looked at. The token
+ * is a hash of the id with a key that lies in the segment: who was not asked cannot know it, and it is
+ * the same for every router of the instance.
  *
  * What is declared here is derived: lists, counts, a heap of deadlines, hashes; private memory of
  * the router, rebuilt by modes_start(). Its memory cost is the pages touched, not the address space
@@ -11,6 +13,8 @@
  *
  *   modes.c        the tables, and what is derived from them
  *   modes_route.c  messages of a mode
+ *   modes_fanout.c requests to everybody who listens
+ *   modes_spread.c messages to several topics, and to all clients of a kind
  *   modes_settle.c ends: replies that will not come, deadlines, connections that are over
  *   modes_names.c  names and presence
  */
@@ -20,7 +24,10 @@
 #include "router/router.h"
 
 #define MODES_REQUESTS_EACH 16384u     /* open requests and sessions of one connection */
-#define MODES_FANOUT_MAX 1024u         /* listeners one fanout request may have */
+#define MODES_ANSWERS_EACH 131072u     /* answers outstanding of what one connection asked */
+#define MODES_FANOUT_MAX 65536u        /* listeners one fanout request may have */
+#define MODES_FANOUT_STEP 1024u        /* of those, how many are asked in one step */
+#define MODES_GATHER_STEP 4096u        /* and how many legs are taken in one */
 #define MODES_DEADLINE_NS 600000000000ULL /* of a request that names none: ten minutes */
 #define MODES_PAGE_BYTES 3072u         /* body of one answer to "who is there" */
 #define MODES_WATCHERS_EACH 1024u      /* subscriptions in one order of presence */
@@ -46,6 +53,7 @@ struct leg_link {
 struct mode_conn { /* per slot of a connection */
     uint32_t requests, legs;             /* first of each */
     uint32_t requests_open, outstanding; /* how many */
+    uint32_t awaited;                    /* legs of what it asked */
     uint64_t idle;                       /* the tick when it was last given something, or finished it */
 };
 
@@ -61,6 +69,17 @@ struct modes {
     uint32_t *name_next;
     uint32_t *heap, heap_count;
     uint64_t tick;
+    /* Scratch of one message. What has this `stamp` was met for it. */
+    uint32_t stamp;
+    uint32_t *sub_seen;   /* per subscription */
+    uint32_t *queue_seen; /* per queue name (index_group.queue) */
+    struct mode_own *own; /* per connection: which of its subscriptions gets it */
+    uint32_t *list;       /* who gets it: as many as there are subscriptions */
+};
+
+struct mode_own {
+    uint32_t stamp;
+    index_sub sub;
 };
 
 /* ---- for router.c, clients.c ---- */
@@ -106,11 +125,15 @@ uint32_t modes_take_request(struct router *rt, const struct ref_message *r, uint
 /* A leg of it to that subscription; the caller has made sure of modes_legs_left(). */
 uint32_t modes_take_leg(struct router *rt, uint32_t request, uint8_t mode, index_sub sub);
 uint32_t modes_legs_left(const struct router *rt);
+/* How many legs a request of this connection may have. */
+uint32_t modes_legs_for(const struct router *rt, uint32_t conn);
 void modes_free_leg(struct router *rt, uint32_t leg);
 /* With the legs it still has. */
 void modes_free_request(struct router *rt, uint32_t request);
-uint64_t modes_leg_id(const struct router *rt, uint32_t leg);
-uint32_t modes_find_leg(const struct router *rt, uint64_t id); /* or ROUTER_NONE */
+/* The reply subject of a leg, to `to` of MODE_REPLY_BYTES; its length. */
+uint32_t modes_put_reply(const struct router *rt, uint32_t leg, char *to);
+/* The leg whose reply subject this message is published to, or ROUTER_NONE. */
+uint32_t modes_find_leg(const struct router *rt, const struct ref_message *r);
 uint32_t modes_find_session(const struct router *rt, uint32_t conn, const char *reply, uint32_t len);
 /* Whether the subscription a leg was given to is still the same one. */
 int modes_leg_stands(const struct router *rt, uint32_t leg);
@@ -125,12 +148,40 @@ void modes_add_number(struct fields *f, enum status_field field, uint64_t value)
  * NULL. The caller has made sure of room for one batch more. */
 void modes_tell(struct router *rt, uint32_t conn, const char *reply, uint32_t reply_len,
                 enum mode_status status, const struct fields *fields);
-char *modes_put_id(char *to, uint64_t id);
 /* The slot of the connection called that, or ROUTER_NONE. */
 uint32_t modes_find_name(const struct router *rt, const char *name, uint32_t len);
 /* Adds who a connection is: its number, and its name if it has one. */
 void modes_add_who(const struct router *rt, uint32_t conn, uint64_t uid, struct fields *f);
 int modes_list_clients(struct router *rt, uint32_t from, const struct ref_message *r);
+/* Whom a message to a kind, an organisation or both is for: MODE_KIND_PREFIX, MODE_ORG_PREFIX. */
+struct kind {
+    const char *type, *organisation;
+    uint32_t type_len, organisation_len; /* 0: any */
+};
+/* 0: the subject names none. */
+int modes_take_kind(const char *subject, uint32_t len, struct kind *ret_kind);
+int modes_is_of_kind(const struct router *rt, uint32_t conn, const struct kind *kind);
+/* ---- whom to ask (modes_route.c) ---- */
+/* To nobody, and the sender is told why. As route_message(). */
+int modes_refuse(struct router *rt, uint32_t from, const struct ref_message *r, enum mode_status status);
+struct order *modes_order_leg(struct router *rt, const struct ref_message *r, uint32_t leg, uint64_t deadline_ns);
+int modes_less_loaded(const struct router *rt, uint32_t a, uint32_t b);
+index_sub modes_least_loaded(const struct router *rt, const struct ref_message *r, const uint32_t *subs,
+                             const uint32_t *conns, uint32_t count);
+index_sub modes_choose_named(struct router *rt, const struct ref_message *r);
+/* ---- modes_fanout.c ---- */
+int modes_ask_all(struct router *rt, uint32_t from, const struct ref_message *r, uint64_t hash);
+/* At start: requests that did not get all of their legs. */
+void modes_drop_gathering(struct router *rt);
+/* ---- modes_spread.c: as route_message() ---- */
+int modes_spread_topics(struct router *rt, uint32_t from, const struct ref_message *r);
+int modes_spread_kind(struct router *rt, uint32_t from, const struct ref_message *r);
+/* The subscriptions, one of each client of the kind that the message is to, into modes.list; how many. */
+uint32_t modes_list_kind(struct router *rt, const struct ref_message *r);
+/* ---- modes_settle.c ---- */
+/* The responder of this leg will not answer. A request to one, and a session, end with it. */
+void modes_responder_gone(struct router *rt, uint32_t leg);
+/* ---- modes_names.c ---- */
 void modes_hash_name(struct router *rt, uint32_t conn);
 int modes_drop_name(struct router *rt, uint32_t from, const struct ref_close *r);
 

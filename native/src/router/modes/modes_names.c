@@ -25,9 +25,15 @@ static uint32_t *bucket_of(const struct router *rt, const char *name, uint32_t l
     return &rt->modes->name_hash[index_hash(name, len) >> 13 & (MODES_BUCKETS - 1)];
 }
 
-static uint32_t length(const struct mode_name *n)
+static uint32_t length(const struct mode_name *n) { return mode_name_len(n->word); }
+
+/* What lies behind the name and its @: nothing, or the organisation. */
+static const char *organisation(const struct mode_name *n, uint32_t *ret_len)
 {
-    return (uint32_t)(n->word & 0xff);
+    uint32_t bytes = mode_name_bytes(n->word), name = length(n);
+
+    *ret_len = bytes > name ? bytes - name - 1 : 0;
+    return n->text + name + 1;
 }
 
 uint32_t modes_find_name(const struct router *rt, const char *name, uint32_t len)
@@ -70,15 +76,66 @@ void modes_add_who(const struct router *rt, uint32_t conn, uint64_t uid, struct 
         modes_add_field(f, STATUS_FIELD_NAME, n->text, length(n));
 }
 
-/* {"type":"T","instance":"I","client":N and what `end` adds. */
-static char *put_client(char *to, const char *name, uint32_t len, uint64_t uid, const char *end)
+static uint32_t type_len(const struct mode_name *n)
 {
-    const char *dot = memchr(name, '.', len);
-    uint32_t type = dot ? (uint32_t)(dot - name) : len, rest = dot ? len - type - 1 : 0;
+    const char *dot = memchr(n->text, '.', length(n));
 
-    to = mempcpy(stpcpy(to, "{\"type\":\""), name, type);
-    to = mempcpy(stpcpy(to, "\",\"instance\":\""), name + len - rest, rest);
-    return stpcpy(put_number(stpcpy(to, "\",\"client\":"), uid), end);
+    return dot ? (uint32_t)(dot - n->text) : length(n);
+}
+
+/* {"type":"T","instance":"I","client":N, perhaps "organisation":"O", and what `end` adds. */
+static char *put_client(char *to, const struct mode_name *n, const char *end)
+{
+    uint32_t type = type_len(n), len = length(n), rest = len > type ? len - type - 1 : 0, of_len;
+    const char *of = organisation(n, &of_len);
+
+    to = mempcpy(stpcpy(to, "{\"type\":\""), n->text, type);
+    to = mempcpy(stpcpy(to, "\",\"instance\":\""), n->text + len - rest, rest);
+    to = put_number(stpcpy(to, "\",\"client\":"), n->uid);
+    if (of_len)
+        to = stpcpy(mempcpy(stpcpy(to, ",\"organisation\":\""), of, of_len), "\"");
+    return stpcpy(to, end);
+}
+
+/* ---- kinds ---- */
+
+static int takes(const char *text, uint32_t len, const char **ret, uint32_t *ret_len)
+{
+    *ret = text;
+    *ret_len = len;
+    return len && !memchr(text, '.', len);
+}
+
+int modes_take_kind(const char *subject, uint32_t len, struct kind *ret_kind)
+{
+    const uint32_t kind = sizeof MODE_KIND_PREFIX - 1, org = sizeof MODE_ORG_PREFIX - 1, infix = sizeof MODE_ORG_INFIX - 1;
+
+    *ret_kind = (struct kind){.type = ""};
+    if (len > org && memcmp(subject, MODE_ORG_PREFIX, org) == 0)
+        return takes(subject + org, len - org, &ret_kind->organisation, &ret_kind->organisation_len);
+    if (len <= kind || memcmp(subject, MODE_KIND_PREFIX, kind) != 0)
+        return 0;
+    const char *type = subject + kind, *end = subject + len, *dot = memchr(type, '.', len - kind);
+
+    if (!dot)
+        return takes(type, len - kind, &ret_kind->type, &ret_kind->type_len);
+    return (uint32_t)(end - dot) > infix && memcmp(dot, MODE_ORG_INFIX, infix) == 0 &&
+           takes(type, (uint32_t)(dot - type), &ret_kind->type, &ret_kind->type_len) &&
+           takes(dot + infix, (uint32_t)(end - dot) - infix, &ret_kind->organisation, &ret_kind->organisation_len);
+}
+
+int modes_is_of_kind(const struct router *rt, uint32_t conn, const struct kind *kind)
+{
+    const struct mode_name *n = &routing_names(rt->seg)[conn];
+    uint32_t of_len;
+
+    if (conn >= rt->seg->names_high || !(n->word & MODE_USED))
+        return 0;
+    const char *of = organisation(n, &of_len);
+
+    return (!kind->type_len || (type_len(n) == kind->type_len && memcmp(n->text, kind->type, kind->type_len) == 0)) &&
+           (!kind->organisation_len ||
+            (of_len == kind->organisation_len && memcmp(of, kind->organisation, of_len) == 0));
 }
 
 /* ---- watchers: subscriptions to MODE_CLIENTS_SUBJECT, a dot and a name ---- */
@@ -90,12 +147,12 @@ static uint32_t subject_of(const char *name, uint32_t len, char *to)
     return (uint32_t)(end - to);
 }
 
-static void tell_watchers(struct router *rt, const char *name, uint32_t len, uint64_t uid, const char *event)
+static void tell_watchers(struct router *rt, const struct mode_name *client, const char *event)
 {
     char subject[MODE_NAME_MAX + 32], body[ENTRY_MAX];
-    struct order_said head = {.subject_len = (uint16_t)subject_of(name, len, subject)};
+    struct order_said head = {.subject_len = (uint16_t)subject_of(client->text, length(client), subject)};
 
-    head.body_len = (uint16_t)(put_client(body, name, len, uid, event) - body);
+    head.body_len = (uint16_t)(put_client(body, client, event) - body);
     const struct index_match *m = index_match(rt->index, subject, head.subject_len,
                                               index_hash(subject, head.subject_len));
     uint32_t slots[MODES_WATCHERS_EACH], told = m->count < MODES_WATCHERS_MAX ? m->count : MODES_WATCHERS_MAX;
@@ -157,6 +214,8 @@ void modes_name_kept(struct router *rt, const struct ref_name_kept *r)
 int modes_name(struct router *rt, uint32_t from, const struct ref_ready *r)
 {
     struct mode_name *n = &routing_names(rt->seg)[r->conn];
+    const char *at = memchr(r->name, '@', r->name_len);
+    uint32_t name_len = at ? (uint32_t)(at - r->name) : r->name_len;
 
     if (routing_clients(rt->seg)[r->conn].uid != r->uid || r->name_len > MODE_NAME_MAX)
         return 1;
@@ -166,9 +225,9 @@ int modes_name(struct router *rt, uint32_t from, const struct ref_ready *r)
         instruct_conn(rt, from, ORDER_NAME_GIVEN, r->conn, r->uid);
         return 1;
     }
-    if (!room_for_watchers(rt, from, r->name, r->name_len))
+    if (!room_for_watchers(rt, from, r->name, name_len))
         return 0;
-    uint32_t holder = modes_find_name(rt, r->name, r->name_len);
+    uint32_t holder = modes_find_name(rt, r->name, name_len);
 
     if (holder != ROUTER_NONE) {
         ask_holder(rt, holder, from, r);
@@ -176,9 +235,13 @@ int modes_name(struct router *rt, uint32_t from, const struct ref_ready *r)
     }
     n->uid = r->uid;
     memcpy(n->text, r->name, r->name_len);
-    redo_put(&rt->redo, &n->word, MODE_USED | r->name_len);
+    uint64_t word = MODE_USED | (uint64_t)r->name_len << 8 | name_len;
+    struct mode_name now = *n;
+
+    redo_put(&rt->redo, &n->word, word);
     rt->stepping = 1;
-    tell_watchers(rt, r->name, r->name_len, r->uid, ",\"event\":\"up\"}");
+    now.word = word;
+    tell_watchers(rt, &now, ",\"event\":\"up\"}");
     instruct_conn(rt, from, ORDER_NAME_GIVEN, r->conn, r->uid);
     CRASH(NAME_GIVEN);
     router_commit_at(rt, from, router_at(rt, from, r) + r->bytes);
@@ -197,7 +260,7 @@ int modes_drop_name(struct router *rt, uint32_t from, const struct ref_close *r)
     unhash_name(rt, r->conn);
     redo_put(&rt->redo, &n->word, 0);
     rt->stepping = 1;
-    tell_watchers(rt, n->text, length(n), n->uid, ",\"event\":\"down\"}");
+    tell_watchers(rt, n, ",\"event\":\"down\"}");
     CRASH(NAME_DROPPED);
     router_commit_at(rt, from, router_at(rt, from, r));
     return 1;
@@ -230,7 +293,7 @@ int modes_list_clients(struct router *rt, uint32_t from, const struct ref_messag
             if (!wanted(n, name, len))
                 continue;
             *to = to == page ? '[' : ',';
-            to = put_client(to + 1, n->text, length(n), n->uid, "}");
+            to = put_client(to + 1, n, "}");
         }
         if (to == page)
             break;

@@ -14,8 +14,7 @@
 #include "base/crash.h"
 #include "base/put.h"
 
-/* To nobody, and the sender is told why. */
-static int refuse(struct router *rt, uint32_t from, const struct ref_message *r, enum mode_status status)
+int modes_refuse(struct router *rt, uint32_t from, const struct ref_message *r, enum mode_status status)
 {
     if (!router_room(rt, from, 1))
         return 0;
@@ -32,20 +31,19 @@ static struct order *order_as(struct router *rt, const struct ref_message *r, in
     return instruct_mode(rt, INDEX_SUB_PORT(sub), INDEX_SUB_SLOT(sub), r->handle, as);
 }
 
-/* To the responder of a leg, with the leg's id as reply subject. */
-static struct order *order_leg(struct router *rt, const struct ref_message *r, uint32_t leg, uint64_t deadline_ns)
+/* To the responder of a leg, with a reply subject that names the leg. */
+struct order *modes_order_leg(struct router *rt, const struct ref_message *r, uint32_t leg, uint64_t deadline_ns)
 {
     char reply[MODE_REPLY_BYTES];
+    uint32_t len = modes_put_reply(rt, leg, reply);
 
-    memcpy(reply, MODE_REPLY_PREFIX, sizeof MODE_REPLY_PREFIX - 1);
-    modes_put_id(reply + sizeof MODE_REPLY_PREFIX - 1, modes_leg_id(rt, leg));
     return order_as(rt, r, routing_legs(rt->seg)[leg].sub,
-                    &(struct instruct_as){.deadline_ns = deadline_ns, .subject = "", .reply = reply, .reply_len = sizeof reply});
+                    &(struct instruct_as){.deadline_ns = deadline_ns, .subject = "", .reply = reply, .reply_len = len});
 }
 
 /* ---- whom to ask ---- */
 
-static int less_loaded(const struct router *rt, uint32_t a, uint32_t b)
+int modes_less_loaded(const struct router *rt, uint32_t a, uint32_t b)
 {
     const struct mode_conn *x = &rt->modes->conns[a], *y = &rt->modes->conns[b];
 
@@ -53,15 +51,15 @@ static int less_loaded(const struct router *rt, uint32_t a, uint32_t b)
 }
 
 /* The least loaded of `count` candidates: fewest outstanding requests, then the longest idle. */
-static index_sub least_loaded(const struct router *rt, const struct ref_message *r, const uint32_t *subs,
-                              const uint32_t *conns, uint32_t count)
+index_sub modes_least_loaded(const struct router *rt, const struct ref_message *r, const uint32_t *subs,
+                             const uint32_t *conns, uint32_t count)
 {
     uint32_t best = ROUTER_NONE;
 
     for (uint32_t i = 0; i < count; i++) {
         if (r->flags & REF_NO_ECHO && conns[i] == r->conn)
             continue;
-        if (best == ROUTER_NONE || less_loaded(rt, conns[i], conns[best]))
+        if (best == ROUTER_NONE || modes_less_loaded(rt, conns[i], conns[best]))
             best = i;
     }
     return best == ROUTER_NONE ? ROUTER_NONE : subs[best];
@@ -76,22 +74,22 @@ static index_sub choose_any(struct router *rt, const struct ref_message *r, uint
 
     for (uint32_t g = 0; g < m->group_count; g++) {
         const struct index_group *group = &m->groups[g];
-        index_sub sub = least_loaded(rt, r, group->subs, group->conns, group->count);
+        index_sub sub = modes_least_loaded(rt, r, group->subs, group->conns, group->count);
 
         if (sub == ROUTER_NONE)
             continue;
         uint32_t conn = (uint32_t)routing_sub(rt->seg, INDEX_SUB_PORT(sub), INDEX_SUB_SLOT(sub))->word;
 
-        if (best == ROUTER_NONE || less_loaded(rt, conn, best_conn)) {
+        if (best == ROUTER_NONE || modes_less_loaded(rt, conn, best_conn)) {
             best = sub;
             best_conn = conn;
         }
     }
-    return m->group_count ? best : least_loaded(rt, r, m->subs, m->conns, m->count);
+    return m->group_count ? best : modes_least_loaded(rt, r, m->subs, m->conns, m->count);
 }
 
 /* The subscription of the client with that name to its own subject. */
-static index_sub choose_named(struct router *rt, const struct ref_message *r)
+index_sub modes_choose_named(struct router *rt, const struct ref_message *r)
 {
     const uint32_t prefix = sizeof MODE_IPC_PREFIX - 1;
     uint32_t conn = modes_find_name(rt, r->text + prefix, r->subject_len - prefix);
@@ -101,18 +99,46 @@ static index_sub choose_named(struct router *rt, const struct ref_message *r)
     return route_own_sub(rt, conn, r->text, r->subject_len);
 }
 
+/* One of the clients of a kind. */
+static index_sub choose_of_kind(struct router *rt, const struct ref_message *r)
+{
+    const uint32_t *list = rt->modes->list;
+    index_sub best = ROUTER_NONE;
+    uint32_t best_conn = 0;
+
+    for (uint32_t left = modes_list_kind(rt, r); left--; list++) {
+        uint32_t conn = (uint32_t)routing_sub(rt->seg, INDEX_SUB_PORT(*list), INDEX_SUB_SLOT(*list))->word;
+
+        if (best == ROUTER_NONE || modes_less_loaded(rt, conn, best_conn)) {
+            best = *list;
+            best_conn = conn;
+        }
+    }
+    return best;
+}
+
 static index_sub choose(struct router *rt, const struct ref_message *r, uint64_t hash)
 {
-    return ref_mode(r)->place == PLACE_IPC ? choose_named(rt, r) : choose_any(rt, r, hash);
+    switch (ref_mode(r)->place) {
+    case PLACE_IPC:
+        return modes_choose_named(rt, r);
+    case PLACE_KIND:
+        return choose_of_kind(rt, r);
+    default:
+        return choose_any(rt, r, hash);
+    }
 }
 
 /* ---- requests ---- */
 
-/* Without anybody to hear of an answer: one delivery, and nothing to remember. */
+/* Without anybody to hear of an answer: one delivery, and nothing to remember but whose turn it was. */
 static int deliver_one(struct router *rt, const struct ref_message *r, index_sub sub)
 {
+    uint32_t conn = (uint32_t)routing_sub(rt->seg, INDEX_SUB_PORT(sub), INDEX_SUB_SLOT(sub))->word;
+
     if (!router_room(rt, INDEX_SUB_PORT(sub), 1))
         return 0;
+    rt->modes->conns[conn].idle = ++rt->modes->tick;
     instruct_deliver_one(rt, INDEX_SUB_PORT(sub), INDEX_SUB_SLOT(sub), r->handle);
     rt->stats.deliveries++;
     route_count_pick(rt, sub);
@@ -122,9 +148,9 @@ static int deliver_one(struct router *rt, const struct ref_message *r, index_sub
 
 static int named(struct router *rt, uint32_t from, const struct ref_message *r)
 {
-    index_sub sub = choose_named(rt, r);
+    index_sub sub = modes_choose_named(rt, r);
 
-    return sub == ROUTER_NONE ? refuse(rt, from, r, STATUS_NO_RESPONDERS) : deliver_one(rt, r, sub);
+    return sub == ROUTER_NONE ? modes_refuse(rt, from, r, STATUS_NO_RESPONDERS) : deliver_one(rt, r, sub);
 }
 
 /* A request to one responder, or the first of a session. */
@@ -133,29 +159,29 @@ static int ask_one(struct router *rt, uint32_t from, const struct ref_message *r
     uint64_t deadline_ns = mode == MODE_SESSION ? 0 : ref_mode(r)->deadline_ns;
 
     if (r->reply_len > MODE_REPLY_MAX)
-        return refuse(rt, from, r, STATUS_REPLY_TOO_LONG);
+        return modes_refuse(rt, from, r, STATUS_REPLY_TOO_LONG);
     if (mode == MODE_SESSION && !r->reply_len)
-        return refuse(rt, from, r, STATUS_BAD);
+        return modes_refuse(rt, from, r, STATUS_BAD);
     if (mode == MODE_SESSION &&
         modes_find_session(rt, r->conn, ref_reply(r), r->reply_len) != ROUTER_NONE)
-        return refuse(rt, from, r, STATUS_SESSION_EXISTS);
+        return modes_refuse(rt, from, r, STATUS_SESSION_EXISTS);
     index_sub sub = choose(rt, r, hash);
 
     if (sub == ROUTER_NONE)
-        return refuse(rt, from, r, STATUS_NO_RESPONDERS);
+        return modes_refuse(rt, from, r, STATUS_NO_RESPONDERS);
     if (!r->reply_len)
         return deliver_one(rt, r, sub);
     if (!router_room(rt, INDEX_SUB_PORT(sub), 1))
         return 0;
     if (mode != MODE_SESSION && !deadline_ns)
         deadline_ns = rt->now_ns + MODES_DEADLINE_NS;
-    uint32_t request = modes_legs_left(rt) ? modes_take_request(rt, r, mode, deadline_ns) : ROUTER_NONE;
+    uint32_t request = modes_legs_for(rt, r->conn) ? modes_take_request(rt, r, mode, deadline_ns) : ROUTER_NONE;
 
     if (request == ROUTER_NONE)
-        return refuse(rt, from, r, STATUS_TOO_MANY_REQUESTS);
+        return modes_refuse(rt, from, r, STATUS_TOO_MANY_REQUESTS);
     uint32_t leg = modes_take_leg(rt, request, mode, sub);
 
-    order_leg(rt, r, leg, deadline_ns);
+    modes_order_leg(rt, r, leg, deadline_ns);
     route_count_pick(rt, sub);
     route_drop_spent(rt);
     CRASH(MODE_ASKED);
@@ -172,7 +198,7 @@ static int session_message(struct router *rt, uint32_t from, const struct ref_me
         return 0;
     if (request == ROUTER_NONE) {
         if (mode == MODE_SESSION)
-            return refuse(rt, from, r, STATUS_NO_SESSION);
+            return modes_refuse(rt, from, r, STATUS_NO_SESSION);
         instruct_delete(rt, from, r->handle, 1); /* ended already, by the other side */
         return 1;
     }
@@ -180,13 +206,13 @@ static int session_message(struct router *rt, uint32_t from, const struct ref_me
 
     if (!modes_leg_stands(rt, leg)) {
         modes_free_request(rt, request);
-        return refuse(rt, from, r, STATUS_RESPONDER_GONE);
+        return modes_refuse(rt, from, r, STATUS_RESPONDER_GONE);
     }
     index_sub sub = routing_legs(rt->seg)[leg].sub;
 
     if (!router_room(rt, INDEX_SUB_PORT(sub), 1))
         return 0;
-    order_leg(rt, r, leg, 0);
+    modes_order_leg(rt, r, leg, 0);
     if (mode == MODE_SESSION_END)
         modes_free_request(rt, request);
     route_count_pick(rt, sub);
@@ -195,108 +221,16 @@ static int session_message(struct router *rt, uint32_t from, const struct ref_me
     return 1;
 }
 
-/* Everybody who listens: each plain subscription, and one member of each queue group. Returns how
- * many; no more than `max` are put into rt->picks. */
-static uint32_t listeners(struct router *rt, const struct ref_message *r, uint64_t hash, uint32_t max)
-{
-    uint32_t count = 0;
-
-    if (ref_mode(r)->place == PLACE_IPC) {
-        rt->picks[0] = choose_named(rt, r);
-        return rt->picks[0] != ROUTER_NONE;
-    }
-    const struct index_match *m = index_match(rt->index, r->text, r->subject_len, hash);
-
-    for (uint32_t i = 0; i < m->count; i++) {
-        if (r->flags & REF_NO_ECHO && m->conns[i] == r->conn)
-            continue;
-        if (count < max)
-            rt->picks[count] = m->subs[i];
-        count++;
-    }
-    for (uint32_t g = 0; g < m->group_count; g++) {
-        const struct index_group *group = &m->groups[g];
-        index_sub sub = least_loaded(rt, r, group->subs, group->conns, group->count);
-
-        if (sub == ROUTER_NONE)
-            continue;
-        if (count < max)
-            rt->picks[count] = sub;
-        count++;
-    }
-    return count;
-}
-
-static void order_legs(struct router *rt, const struct ref_message *r, uint32_t request, uint32_t count,
-                       uint64_t deadline_ns)
-{
-    struct order *last = NULL;
-    uint32_t touched = 0;
-
-    for (uint32_t port = 0; port < rt->conf.ports; port++) {
-        struct order *here = NULL;
-
-        for (uint32_t i = 0; i < count; i++) {
-            if (INDEX_SUB_PORT(rt->picks[i]) != port)
-                continue;
-            if (here)
-                instruct_more(here);
-            here = order_leg(rt, r, modes_take_leg(rt, request, MODE_FANOUT, rt->picks[i]), deadline_ns);
-            instruct_limit(here, 0);
-            last = here;
-            touched |= 1u << port;
-        }
-    }
-    instruct_limit(last, (uint32_t)__builtin_popcount(touched));
-}
-
-static int ask_all(struct router *rt, uint32_t from, const struct ref_message *r, uint64_t hash)
-{
-    uint64_t deadline_ns = ref_mode(r)->deadline_ns;
-    struct fields expect = {.len = 0};
-
-    if (!r->reply_len) /* nobody to tell: a broadcast */
-        return ref_mode(r)->place == PLACE_IPC ? named(rt, from, r) : route_message(rt, from, r, hash);
-    if (r->reply_len > MODE_REPLY_MAX)
-        return refuse(rt, from, r, STATUS_REPLY_TOO_LONG);
-    uint32_t count = listeners(rt, r, hash, MODES_FANOUT_MAX);
-
-    if (count == 0)
-        return refuse(rt, from, r, STATUS_NO_RESPONDERS);
-    if (count > MODES_FANOUT_MAX)
-        return refuse(rt, from, r, STATUS_TOO_MANY_LISTENERS);
-    /* An order to a leg is 64 bytes; ends of memberships, and the status, come on top. */
-    for (uint32_t i = 0; i < rt->conf.ports; i++)
-        if (!router_room(rt, i, 2 + count / 64))
-            return 0;
-    if (!deadline_ns)
-        deadline_ns = rt->now_ns + MODES_DEADLINE_NS;
-    uint32_t request = modes_legs_left(rt) >= count ? modes_take_request(rt, r, MODE_FANOUT, deadline_ns)
-                                                    : ROUTER_NONE;
-
-    if (request == ROUTER_NONE)
-        return refuse(rt, from, r, STATUS_TOO_MANY_REQUESTS);
-    order_legs(rt, r, request, count, deadline_ns);
-    modes_add_number(&expect, STATUS_FIELD_EXPECT, count);
-    for (uint32_t i = 0; i < count; i++)
-        route_count_pick(rt, rt->picks[i]);
-    route_drop_spent(rt);
-    modes_tell(rt, r->conn, ref_reply(r), r->reply_len, STATUS_EXPECT, &expect);
-    CRASH(MODE_ASKED_ALL);
-    rt->stats.mode_requests++;
-    return 1;
-}
-
 /* ---- replies ---- */
 
 static int reply(struct router *rt, uint32_t from, const struct ref_message *r)
 {
     uint8_t mode = ref_mode(r)->mode;
-    uint32_t leg = modes_find_leg(rt, ref_mode(r)->id);
+    uint32_t leg = modes_find_leg(rt, r);
 
     if (!router_room(rt, from, 1))
         return 0;
-    if (leg == ROUTER_NONE) { /* too late, or not one of ours */
+    if (leg == ROUTER_NONE) { /* too late, guessed, or not one of ours */
         instruct_delete(rt, from, r->handle, 1);
         rt->stats.mode_late++;
         return 1;
@@ -327,21 +261,40 @@ static int reply(struct router *rt, uint32_t from, const struct ref_message *r)
     return 1;
 }
 
+/* In no mode, or with a deadline only: to everybody it is addressed to. */
+static int broadcast(struct router *rt, uint32_t from, const struct ref_message *r, uint64_t hash)
+{
+    const struct ref_mode *m = ref_mode(r);
+
+    if (m->topics_len)
+        return modes_spread_topics(rt, from, r);
+    switch (m->place) {
+    case PLACE_IPC:
+        return named(rt, from, r);
+    case PLACE_KIND:
+        return modes_spread_kind(rt, from, r);
+    default:
+        return route_message(rt, from, r, hash);
+    }
+}
+
 int modes_message(struct router *rt, uint32_t from, const struct ref_message *r, uint64_t hash)
 {
     const struct ref_mode *m = ref_mode(r);
+    const struct routing_in *in = &rt->seg->in[from];
+    int begun = in->asking || in->touched; /* some have it: so all of them will (R4) */
 
     if (m->place == PLACE_REPLY)
         return reply(rt, from, r);
     if (m->place == PLACE_CLIENTS)
         return modes_list_clients(rt, from, r);
-    if (m->deadline_ns && rt->now_ns >= m->deadline_ns) {
+    if (m->deadline_ns && rt->now_ns >= m->deadline_ns && !begun) {
         rt->stats.mode_expired++;
-        return refuse(rt, from, r, STATUS_EXPIRED);
+        return modes_refuse(rt, from, r, STATUS_EXPIRED);
     }
     switch (m->mode) {
     case MODE_NONE:
-        return m->place == PLACE_IPC ? named(rt, from, r) : route_message(rt, from, r, hash);
+        return broadcast(rt, from, r, hash);
     case MODE_SEMAPHORE:
         return ask_one(rt, from, r, hash, MODE_SEMAPHORE);
     case MODE_SESSION_OPEN:
@@ -350,8 +303,8 @@ int modes_message(struct router *rt, uint32_t from, const struct ref_message *r,
     case MODE_SESSION_END:
         return session_message(rt, from, r, m->mode);
     case MODE_FANOUT:
-        return ask_all(rt, from, r, hash);
+        return r->reply_len ? modes_ask_all(rt, from, r, hash) : broadcast(rt, from, r, hash); /* nobody to tell */
     default:
-        return refuse(rt, from, r, STATUS_BAD);
+        return modes_refuse(rt, from, r, STATUS_BAD);
     }
 }

@@ -11,8 +11,7 @@
 
 #include "base/crash.h"
 
-/* The responder of this leg will not answer. A request to one, and a session, end with it. */
-static void responder_gone(struct router *rt, uint32_t leg)
+void modes_responder_gone(struct router *rt, uint32_t leg)
 {
     const struct mode_leg *g = &routing_legs(rt->seg)[leg];
     uint32_t request = g->request;
@@ -41,10 +40,10 @@ static void requester_gone(struct router *rt, uint32_t request)
         uint32_t slot = INDEX_SUB_SLOT(sub);
         char id[MODE_REPLY_BYTES];
 
-        memcpy(id, MODE_REPLY_PREFIX, sizeof MODE_REPLY_PREFIX - 1);
-        modes_put_id(id + sizeof MODE_REPLY_PREFIX - 1, modes_leg_id(rt, leg));
+        uint16_t len = (uint16_t)modes_put_reply(rt, leg, id);
+
         instruct_status(rt, INDEX_SUB_PORT(sub), &slot, 1,
-                        &(struct order_said){.subject_len = sizeof id, .reply_len = sizeof id,
+                        &(struct order_said){.subject_len = len, .reply_len = len,
                                              .status = STATUS_REQUESTER_GONE},
                         id, id, "", "");
         rt->stats.statuses++;
@@ -66,6 +65,24 @@ static int room_for_responder(const struct router *rt, uint32_t request)
     return router_room(rt, INDEX_SUB_PORT(routing_legs(rt->seg)[leg].sub), 1);
 }
 
+/* Frees legs until those that are left fit a step: a fanout request may have many more. They are not known to
+ * be gone to anybody before the last ones are: the request is there, and comes here again. `from`: the port whose
+ * reference at `at` this is for, or ROUTER_NONE. */
+static void free_many_legs(struct router *rt, uint32_t request, uint32_t from, uint64_t at)
+{
+    const struct request_link *l = &rt->modes->request_links[request];
+
+    while (l->open > MODES_FANOUT_STEP) {
+        for (uint32_t i = 0; i < MODES_FANOUT_STEP && l->open > 1; i++)
+            modes_free_leg(rt, l->legs - 1);
+        if (from == ROUTER_NONE)
+            router_commit(rt);
+        else
+            router_commit_at(rt, from, at);
+        CRASH(MODE_LEGS_FREED);
+    }
+}
+
 int modes_unpin(struct router *rt, uint32_t from, const struct ref_unsubscribe *r, uint32_t sub)
 {
     const uint32_t *pin = &rt->modes->pins[(uint64_t)from * rt->seg->subs_each + sub];
@@ -75,7 +92,7 @@ int modes_unpin(struct router *rt, uint32_t from, const struct ref_unsubscribe *
     while (*pin) {
         if (!room_for_requester(rt, *pin - 1))
             return 0;
-        responder_gone(rt, *pin - 1);
+        modes_responder_gone(rt, *pin - 1);
         router_commit_at(rt, from, router_at(rt, from, r));
         CRASH(MODE_UNPINNED);
     }
@@ -92,13 +109,14 @@ int modes_close(struct router *rt, uint32_t from, const struct ref_close *r)
     while (c->legs) {
         if (!room_for_requester(rt, c->legs - 1))
             return 0;
-        responder_gone(rt, c->legs - 1);
+        modes_responder_gone(rt, c->legs - 1);
         router_commit_at(rt, from, at);
         CRASH(MODE_LEG_SETTLED);
     }
     while (c->requests) {
         if (!room_for_responder(rt, c->requests - 1))
             return 0;
+        free_many_legs(rt, c->requests - 1, from, at);
         requester_gone(rt, c->requests - 1);
         router_commit_at(rt, from, at);
         CRASH(MODE_REQUEST_SETTLED);
@@ -116,11 +134,12 @@ void modes_expire(struct router *rt)
 
         if (!router_room(rt, modes_port(rt, q->conn), 1))
             break;
+        free_many_legs(rt, m->heap[0], ROUTER_NONE, 0);
         modes_tell(rt, q->conn, q->reply, q->reply_len, STATUS_EXPIRED, NULL);
         modes_free_request(rt, m->heap[0]);
         rt->stats.mode_expired++;
         CRASH(MODE_EXPIRED);
-        if (++count % MODES_EXPIRE_A_STEP == 0 || rt->redo.count > MODES_FANOUT_MAX)
+        if (++count % MODES_EXPIRE_A_STEP == 0 || rt->redo.count > MODES_FANOUT_STEP)
             router_commit(rt);
     }
     if (rt->stepping)
