@@ -121,7 +121,7 @@ def parser() -> argparse.ArgumentParser:
         description="Replaces components of a running instance, without ending a connection "
         "or losing a message. If the new version does not work, the old one goes on.",
     )
-    it.add_argument("target", metavar="router|dispatcher|connmgr[/N]|keeper|monitor|all")
+    it.add_argument("target", metavar="router|dispatcher|connmgr[/N]|keeper|monitor|manager|all")
     it.add_argument(
         "--to",
         metavar="PATH",

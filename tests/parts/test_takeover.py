@@ -25,6 +25,7 @@ from midair.keeper import listening
 from midair.keeper.client import KeeperClient
 from midair.process import events, wire
 from midair.process.runtime import ACTIVE, Runtime
+from midair.version import __version__
 from tests.support.instance import (
     PATIENCE_S,
     ROOT,
@@ -34,8 +35,10 @@ from tests.support.instance import (
     leaks_of,
     new_name,
     processes_of,
+    start,
 )
 from tests.support.live import Client, held, nobody_notices
+from tests.support.previous import previous_release
 
 pytestmark = pytest.mark.skipif(
     "MIDAIR_TEST_SERVER" in os.environ, reason="is about instances that the tests start"
@@ -292,6 +295,39 @@ def test_a_manager_that_took_over_ends_everything(
     instance.kill_manager()
     instance.up_again()
     assert instance.stop(number) == 0
+    assert leaks_of(instance.name) == []
+
+
+# Another release
+
+
+@pytest.fixture(scope="session")
+def previous(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return previous_release(tmp_path_factory)
+
+
+def test_parts_of_this_release_are_taken_over_from_a_manager_of_the_release_before(
+    previous: Path, request: pytest.FixtureRequest
+) -> None:
+    """It cannot be upgraded; but once all parts have been, it can be killed."""
+    instance = start(request.node.nodeid, "", "--connmgrs", "2", place=previous)
+    try:
+        with held(instance, 20):
+            done = cli("upgrade", "all", "--name", instance.name, timeout=150)
+            assert done.returncode == 0, done.stderr
+            before = pids(instance)
+            instance.kill_manager()
+            instance.place = ROOT
+            assert "took over 5 parts" in instance.up_again()
+            assert pids(instance) == before
+            for part in ("dispatcher", "connmgr/0", "router", "keeper"):
+                kill(before[part])
+                back(instance, part, before[part])
+            with Client(instance, "new") as client:
+                client.echo(b"served")
+        assert {row["version"] for row in instance.components().values()} == {__version__}
+    finally:
+        assert instance.stop() == 0
     assert leaks_of(instance.name) == []
 
 

@@ -123,6 +123,70 @@ def test_a_client_waits_for_a_dispatcher_that_is_away(make_midair: Make) -> None
     assert greeted(instance)
 
 
+@pytest.mark.parametrize("connmgrs", [1, 2])
+def test_the_port_answers_when_all_parts_are_ready(
+    connmgrs: int, request: pytest.FixtureRequest
+) -> None:
+    """Until then connecting is refused: the first client that gets in is greeted."""
+    name = new_name(request.node.nodeid)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    words = ["up", "--name", name, "--port", str(port), "--connmgrs", str(connmgrs)]
+    with subprocess.Popen(
+        [sys.executable, "-m", "midair", *words], cwd=ROOT, stdout=subprocess.PIPE
+    ) as process:
+        try:
+            refused = 0
+            while True:
+                try:
+                    sock = socket.create_connection(("127.0.0.1", port), PATIENCE_S)
+                    break
+                except ConnectionRefusedError:
+                    refused += 1
+                    assert process.poll() is None
+            found = Runtime.open(name).states()
+            assert {state.state for state in found} == {"active"}
+            assert len(found) == 4 + connmgrs
+            with sock:
+                assert sock.recv(5) == b"INFO "
+            assert refused > 0
+        finally:
+            process.terminate()
+            assert process.wait(PATIENCE_S) == 0
+    assert leaks_of(name) == []
+
+
+def test_two_that_begin_with_the_same_port(request: pytest.FixtureRequest) -> None:
+    """Both are bound before one of them listens; the other ends, and says why."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    made = [new_name(request.node.nodeid) for _ in range(2)]
+    both = [
+        subprocess.Popen(
+            [sys.executable, "-m", "midair", "up", "--name", name, "--port", str(port)],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for name in made
+    ]
+    eventually(lambda: any(process.poll() is not None for process in both), "one gives up")
+    [failed] = [process for process in both if process.poll() is not None]
+    [works] = [process for process in both if process is not failed]
+    said = failed.communicate()[1]
+    assert failed.returncode == Exit.CANNOT_LISTEN
+    assert "the port is in use by another program" in said.splitlines()[-1]
+    assert works.stdout is not None
+    assert "is listening on" in works.stdout.readline()
+    with socket.create_connection(("127.0.0.1", port), PATIENCE_S) as sock:
+        assert sock.recv(5) == b"INFO "
+    works.terminate()
+    works.communicate()
+    assert works.returncode == 0
+    assert [leaks_of(name) for name in made] == [[], []]
+
+
 def test_a_component_that_keeps_dying_ends_the_instance(make_midair: Make) -> None:
     instance = make_midair(config="[manager]\nrestart_limit = 3\nrestart_window_s = 60\n")
     assert instance.process is not None

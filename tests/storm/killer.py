@@ -113,7 +113,7 @@ def plan(seed: int, components: list[str], upgrades: bool) -> Iterator[Action]:
             stopped = chance.choice(components)
             yield Action(kind, (stopped, chance.choice(mortal)), some(0, 0.3, 2), gap_s, settled)
         elif kind == "manager":
-            yield Action(kind, (names.MANAGER,), some(0, 0.5), gap_s, True)
+            yield Action(kind, (), some(0, 0.5), gap_s)
         elif kind == "manager and kill":  # those that nobody starts again until it is back
             who = tuple(chance.sample(mortal, chance.randint(1, min(2, len(mortal)))))
             yield Action(kind, who, some(0, 0.02, 2), gap_s, settled)

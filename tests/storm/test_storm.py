@@ -157,16 +157,18 @@ def test_sizes_of_the_bursty_lie_on_both_sides_of_what_is_copied() -> None:
 
 
 def test_a_plan_is_made_of_its_seed() -> None:
-    components = ["router", "connmgr/0", "connmgr/1", "dispatcher", "keeper"]
+    components = ["router", "connmgr/0", "connmgr/1", "dispatcher", "keeper", "manager"]
     first, again = (list(islice(plan(7, components, True), 2000)) for _ in range(2))
     assert first == again
     assert first != list(islice(plan(8, components, True), 2000))
     assert {action.kind for action in first} == {
         *("kill", "burst", "double", "all", "keeper", "pause", "stop and kill", "mix", "rest"),
-        *("upgrade", "upgrade and kill"),
+        *("upgrade", "upgrade and kill", "manager", "manager and kill", "manager again"),
+        *("manager and keeper", "upgrade manager", "upgrade and manager"),
     }
-    killing = ("kill", "burst", "double", "all", "stop and kill")
+    killing = ("kill", "burst", "double", "all", "stop and kill", "manager and kill")
     assert not [a for a in first if "keeper" in a.who and a.kind in killing]
+    assert not [a for a in islice(plan(7, components[:-1], True), 2000) if "manager" in a.kind]
 
 
 def test_only_our_own_kills_are_forgiven() -> None:
