@@ -26,8 +26,9 @@ from native.stats import CLOSE_REASONS
 
 CONNS_SHOWN = 5
 EVENTS_SHOWN = 6
-# The events that say how long something took.
+# The events that say how long something took, and who manages.
 NOTED = (
+    events.TAKEN_OVER,
     events.DIED,
     events.HUNG,
     events.BACK,
