@@ -34,6 +34,7 @@ def open_segment(
     hot: int = 0,
     mode: int = 0o600,
     gid: int | None = None,
+    room: int | None = None,
 ) -> Any:
     """The mapped segment, as `what.pointer`. `make` formats a new one (its owner only).
 
@@ -41,7 +42,7 @@ def open_segment(
     made by another version. `hot` bytes at its start are made resident.
     """
     refuse_other(name, what.layout, what.fingerprint)
-    fd = ipc.open_segment(name, size, create=make is not None, mode=mode, gid=gid)
+    fd = ipc.open_segment(name, size, create=make is not None, mode=mode, gid=gid, room=room)
     try:
         mapped = lib.segment_map(fd, size, hot)
     finally:

@@ -42,8 +42,12 @@ def points() -> list[tuple[str, str]]:
 
 
 # With several connmgrs nothing is repeated: tests/crash/test_flows.py kills there. Plain streams
-# have no envelopes: tests/crash/test_envelopes.py kills there.
-ELSEWHERE = ("flow.applied", "raw.opened", "raw.dropped", "raw.fixed")
+# have no envelopes: tests/crash/test_envelopes.py kills there. No port is added here:
+# tests/crash/test_ports_live.py kills there.
+ELSEWHERE = (
+    *("flow.applied", "raw.opened", "raw.dropped", "raw.fixed"),
+    *("lane.made", "lane.begun"),
+)
 
 
 def test_every_point_in_the_sources_is_in_the_table() -> None:

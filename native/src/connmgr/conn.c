@@ -145,7 +145,9 @@ int connmgr_adopt(struct connmgr *cm, uint32_t slot, uint64_t uid, int fd)
 /* ---- the end ---- */
 
 /* What a client is told when its connection ends (enum refusal); 0: nothing, and its socket is shut at
- * once. One that is told something lingers: it gets what waits for it, then this, then the end. */
+ * once. One that is told something lingers: it gets what waits for it, then this, then the end. NO_WORDS: it
+ * lingers without a word. */
+#define NO_WORDS 0xff
 static const uint8_t told_as[CLOSE_REASONS] = {
     [CLOSE_PROTOCOL] = REFUSED_PARSER, /* if neither conn.error nor Python has more to say */
     [CLOSE_STALE] = REFUSED_STALE,
@@ -155,6 +157,7 @@ static const uint8_t told_as[CLOSE_REASONS] = {
     [CLOSE_RATE] = REFUSED_RATE,
     [CLOSE_NAME_TAKEN] = REFUSED_NAME,
     [CLOSE_REPLACED] = REFUSED_REPLACED,
+    [CLOSE_LAME_DUCK] = NO_WORDS, /* clients take an error for a reason not to come back */
 };
 
 static int is_told(const struct conn *c) { return told_as[c->reason] && c->served; }
@@ -162,11 +165,12 @@ static int is_told(const struct conn *c) { return told_as[c->reason] && c->serve
 /* Appends the last words. `text`: those that Python has chosen, or NULL. */
 static void tell(struct connmgr *cm, struct conn *c, const char *text, uint32_t len)
 {
-    if (!text) {
+    if (!text && told_as[c->reason] != NO_WORDS) {
         text = c->protocol->text(c->error ? -c->error : told_as[c->reason]);
         len = (uint32_t)strlen(text);
     }
-    reply_text(cm, c, REPLY_ERROR, text, len);
+    if (text)
+        reply_text(cm, c, REPLY_ERROR, text, len);
     conn_set_phase(cm, c, PHASE_LINGER);
 }
 
@@ -272,6 +276,21 @@ int connmgr_end(struct connmgr *cm, uint32_t slot, uint64_t uid, int reason, con
         reason >= CLOSE_REASONS || len > CONNMGR_TEXT_MAX)
         return -ENOENT;
     end_with(cm, c, (enum close_reason)reason, len ? text : NULL, len);
+    return 0;
+}
+
+int connmgr_greet_again(struct connmgr *cm, uint32_t slot, uint64_t uid)
+{
+    struct conn *c = &cm->conns[slot];
+
+    if (slot >= cm->journal->conns_high || c->uid != uid || c->phase != PHASE_OPEN || !(c->options & CONN_GREET_AGAIN))
+        return -ENOENT;
+    if (!output_has_room(cm))
+        return -ENOSPC;
+    reply_greet(cm, c);
+    output_put(cm);
+    redo_commit(&cm->port.redo);
+    output_flush(cm);
     return 0;
 }
 

@@ -35,7 +35,8 @@ API enum close_reason {
     CLOSE_NAME_TAKEN = 11,    /* its name is that of another client, which is alive */
     CLOSE_SLOW_ROOM = 12,     /* no room for output was left, and most of it waited for this one */
     CLOSE_REPLACED = 13,      /* it did not answer, and another client asked for its name */
-    CLOSE_REASONS = 14,
+    CLOSE_LAME_DUCK = 14,     /* the instance is going to end */
+    CLOSE_REASONS = 15,
 };
 
 /* Why a connection is not read now: bits of conn.unread. */

@@ -258,6 +258,14 @@ int clients_handle(struct router *rt, uint32_t from, const struct ref *r)
     return 1;
 }
 
+static int has_subs(struct routing *seg, uint32_t port)
+{
+    for (uint32_t slot = 0; slot < seg->subs_high[port]; slot++)
+        if (routing_sub(seg, port, slot)->word & ROUTING_ACTIVE)
+            return 1;
+    return 0;
+}
+
 /* Rebuilds index, lists and free cells. */
 int clients_start(struct router *rt)
 {
@@ -268,6 +276,8 @@ int clients_start(struct router *rt)
     int count = 0;
 
     for (uint32_t m = 0; m < seg->ports; m++) {
+        if (m >= rt->conf.ports && has_subs(seg, m))
+            return -EBUSY;
         for (uint32_t slot = 0; slot < seg->subs_high[m]; slot++) {
             struct routing_sub *s = routing_sub(seg, m, slot);
 

@@ -35,6 +35,7 @@ API struct router_conf {
     uint32_t spin_adaptive;
     uint64_t spin_ns;  /* see spin.h */
     uint32_t generation;
+    uint8_t lives[PORTS_MAX]; /* which life each port is in (R7 of routing.h) */
 };
 
 API struct router_stats { /* only grow */
@@ -95,7 +96,8 @@ struct router {
 
 API int router_open(const struct router_conf *conf, struct routing *seg, const int *refs_queues,
                     const int *orders_queues, struct router **ret_rt);
-/* Rebuilds the index; returns the number of subscriptions, or a negative errno. */
+/* Rebuilds the index; returns the number of subscriptions, or a negative errno. -EBUSY: there are subscriptions
+ * of ports past those of the configuration. */
 API int router_start(struct router *rt);
 /* Works for at most timeout_ms, sleeping when there is nothing to do. 0 or negative errno. */
 API int router_turn(struct router *rt, int timeout_ms);

@@ -1,8 +1,11 @@
 /* routing: the primary state of the router. Its process keeps only the subject index and
  * lists, rebuilt from here at start.
  *
- *   struct routing | per port: inbox, ring of orders (prefaulted) | clients |
+ *   struct routing | per port: inbox, ring of orders | clients |
  *   subscriptions, one array per port | text cells | requests | legs | names (modes.h)
+ *
+ * There is a place for each of PORTS_MAX ports, so that one can be added to an instance at work. What
+ * nobody has used is a hole, and no memory; the lanes of the ports in use are prefaulted.
  *
  * Created by:   the router, under its lease. Mapped and written by: the router alone.
  * Invariants:
@@ -25,6 +28,10 @@
  *   R6  A message of a mode, a name, each deadline that has passed and each leg that is settled
  *       because a connection ended is a step of its own, or shares one with its like: what the
  *       step reads in the tables is committed.
+ *   R7  A lane is that of one life of its port, whose number is in `lives`: what it says of batches that
+ *       were taken and sent is about the journal of that life. The router begins a lane anew, before it
+ *       takes anything from its queue, when the port has another number than the lane. Before that
+ *       nobody has a client, a subscription or a message at that port.
  * Whose turn it is in a queue group is derived state of the index. It starts anew with the router,
  * so R3 does not promise that a repeated step picks the same member. Nothing of the first attempt
  * was visible to anybody. The same goes for who has been idle longest (modes.h).
@@ -99,12 +106,14 @@ struct routing {
     uint64_t lanes_at, clients_at, subs_at, cells_at; /* creator, once */
     uint64_t requests_at, legs_at, names_at; /* creator, once */
     uint8_t kinds[PORTS_MAX]; /* creator, once: enum port_kind of each index */
-    uint64_t reserved0[11];
+    uint8_t lives[PORTS_MAX]; /* single stores "lane.begun": which life of its port each lane is of (R7) */
+    uint64_t ports_high; /* single stores, only grows: ports that there ever were */
+    uint64_t reserved0[6];
     uint64_t step;      /* redo: steps committed */
     uint64_t cells_high; /* single stores, only grow, raised before use */
     uint64_t requests_high, legs_high, names_high; /* high marks, as cells_high */
     uint64_t reserved1[11];
-    uint64_t subs_high[PORTS_MAX]; /* high mark of each port's subscriptions */
+    uint64_t subs_high[PORTS_MAX]; /* high mark of each port's subscriptions; 0 again in its next life */
     struct routing_in in[PORTS_MAX];
     struct redo_log redo;
 };
@@ -152,12 +161,14 @@ struct mode_name { /* by slot of the connection; R5 */
 };
 _Static_assert(sizeof(struct mode_name) == 128, "two cache lines");
 
-API uint64_t routing_bytes(uint32_t ports, uint32_t clients, uint32_t subs_each);
-/* The part that must be resident: everything before the clients. */
+API uint64_t routing_bytes(uint32_t clients, uint32_t subs_each);
+/* The part that must be resident while there are that many ports: their lanes, and what is before them. */
 API uint64_t routing_hot_bytes(uint32_t ports);
 API uint64_t routing_fingerprint(void);
-/* The first `connmgrs` of the ports are that. */
-API void routing_format(struct routing *r, uint32_t ports, uint32_t connmgrs, uint32_t clients, uint32_t subs_each);
+/* There are `connmgrs` connmgrs, and `others` ports behind them. */
+API void routing_format(struct routing *r, uint32_t connmgrs, uint32_t others, uint32_t clients, uint32_t subs_each);
+/* Begins the lane of a port for a life of it (R7). Nothing happens if it is that one's already. */
+void routing_begin_lane(struct routing *r, uint32_t port, uint8_t life);
 
 static inline struct routing_lane *routing_lane(struct routing *r, uint32_t port)
 {

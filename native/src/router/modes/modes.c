@@ -26,7 +26,7 @@ int modes_open(struct router *rt)
     m->request_links = reserve(MODE_REQUESTS_MAX * sizeof(struct request_link));
     m->leg_links = reserve(MODE_LEGS_MAX * sizeof(struct leg_link));
     m->conns = reserve((uint64_t)seg->clients * sizeof(struct mode_conn));
-    m->pins = reserve((uint64_t)seg->ports * seg->subs_each * 4);
+    m->pins = reserve((uint64_t)rt->conf.ports * seg->subs_each * 4);
     m->request_free = reserve(MODE_REQUESTS_MAX * 4);
     m->leg_free = reserve(MODE_LEGS_MAX * 4);
     m->session_hash = reserve(MODES_BUCKETS * 4);
