@@ -3,6 +3,7 @@ what does not work changes nothing."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -20,8 +21,9 @@ from midair.config import Config, Listener
 from midair.config_uses import USES
 from midair.exits import Exit
 from midair.process import ipc
-from midair.up import plan
-from midair.up.doors import Doors, open_doors
+from midair.up import listeners, plan
+from midair.up.doors import Doors, known_doors, open_doors
+from midair.up.listeners import Listening
 from tests.support.instance import BASE, Instance, cli, eventually
 from tests.support.live import Client, held, nobody_notices
 from tests.support.reload import events, reload, reloaded, write
@@ -96,11 +98,14 @@ def test_a_listener_keeps_its_place_and_leaves_it_closed() -> None:
     third = second.changed([dataclasses.replace(b, slow_consumer="drop-newest")])
     assert places(third) == [("127.0.0.1", True), ("127.0.0.2", False), ("127.0.0.3", True)]
     assert third.addresses == [port]
-    first.close_all_but(third)
-    second.close_all_but(third)
+    close(first.all_but(third))
+    close(second.all_but(third))
+    for it in third.listening:
+        assert it.sock is not None
+        listeners.listen(it.sock)
     with socket.create_connection(config.split_address(port)):
         pass
-    third.close_all_but(None)
+    close(third.listening)
 
 
 def test_places_are_used_again_when_there_are_no_others() -> None:
@@ -111,13 +116,31 @@ def test_places_are_used_again_when_there_are_no_others() -> None:
     doors = _next(doors, [Listener(f"127.0.0.1:{free_port()}")])
     assert len(doors.for_parts) == config.LISTENERS_MAX
     assert not doors.for_parts[0].closed
-    doors.close_all_but(None)
+    close(doors.listening)
 
 
 def _next(doors: Doors, wanted: list[Listener]) -> Doors:
     after = doors.changed(wanted)
-    doors.close_all_but(after)
+    close(doors.all_but(after))
     return after
+
+
+def close(listening: list[Listening]) -> None:
+    for it in listening:
+        if it.sock is not None:
+            it.sock.close()
+
+
+def test_a_manager_that_takes_over_knows_the_places() -> None:
+    listen = [Listener("127.0.0.1:0", slow_consumer="drop-newest"), Listener("127.0.0.2:0")]
+    first = open_doors(listen)
+    second = first.changed(listen[1:])
+    known = known_doors(listen[1:], second.for_parts)
+    assert known.for_parts == second.for_parts
+    assert [it.uid for it in known.listening] == [it.uid for it in second.listening]
+    again = known.changed(listen[1:])  # what was asked for is what there is
+    assert again.for_parts == second.for_parts
+    close(first.listening)
 
 
 # ---- what is refused, before anything is done ----
@@ -267,8 +290,12 @@ def test_the_monitor_comes_moves_and_goes(make_midair: Make) -> None:
         eventually(lambda: "monitor" in midair.components(), "there is a monitor")
 
         def healthy(address: str = address) -> bool:
-            with urllib.request.urlopen(f"http://{address}/healthz") as answer:
+            with (
+                contextlib.suppress(OSError),
+                urllib.request.urlopen(f"http://{address}/healthz") as answer,
+            ):
                 return bool(answer.status == 200)
+            return False
 
         eventually(healthy, "it answers there")
     lines = reloaded(midair, count(1))
