@@ -6,14 +6,16 @@ when it breaks a rule, when a connection has been silent for too long.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 
 from connmgr import protocols
 from connmgr.arrivals import Arrivals
+from connmgr.leaving import Leaving
 from connmgr.sockets import Kept, Sockets
 from midair import names
-from midair.errors import MidairError
+from midair.errors import MidairError, MissingError
 from midair.exits import Exit
 from midair.keeper.client import KeeperClient
 from midair.process import events, role
@@ -67,13 +69,6 @@ class Connmgr(role.Role):
         """Maps the segments and reads their heads; nothing in them changes before recover()."""
         config, runtime = self.config, self.program.runtime
         limits = config.limits
-        server = protocols.Server(
-            runtime.instance,
-            config.server.name,
-            __version__,
-            config.server.listen[0].address,
-            limits.max_payload,
-        )
         self.table = ConnTable.open(runtime, limits.max_connections, create=create)
         journal = native.open_journal(
             runtime,
@@ -106,12 +101,38 @@ class Connmgr(role.Role):
             slow=[native.SLOW.index(policy) for policy in config.slow_consumers],
             protocol=self.protocols,
             transport=[transport(item.transport) for item in self.config.server.listen],
-            greeting=[self.spoken[at].greeting(server) for at in self.protocols],
+            greeting=self.greetings(),
         )
         # Whoever comes first makes an arena: what is written into it then is the same.
         chunks = native.arena_chunks(config.connmgr.arena_bytes)
         for index in range(config.connmgrs):
             self.engine.add_arena(index, native.open_arena(runtime, index, chunks, create))
+
+    def greetings(self, lame_duck: bool = False) -> list[bytes]:
+        """What clients get first, for each listener."""
+        config = self.config
+        server = protocols.Server(
+            self.program.instance,
+            config.server.name,
+            __version__,
+            config.listen,
+            config.limits.max_payload,
+            lame_duck,
+        )
+        return [self.spoken[at].greeting(server) for at in self.protocols]
+
+    def greet_as(self, lame_duck: bool) -> None:
+        for at, text in enumerate(self.greetings(lame_duck)):
+            self.engine.set_greeting(at, text)
+
+    def add_old_arenas(self) -> None:
+        """Maps those of connmgrs that ended: the batch that a predecessor did not finish may name
+        messages that it has let go of already."""
+        chunks = native.arena_chunks(self.config.connmgr.arena_bytes)
+        for index in range(self.config.ports, names.CONNMGRS_MAX):
+            with contextlib.suppress(MissingError):
+                arena = native.open_arena(self.program.runtime, index, chunks, create=False)
+                self.engine.add_arena(index, arena)
 
     def stand_still(self) -> None:
         self.kept.turn()
@@ -123,6 +144,8 @@ class Connmgr(role.Role):
         sockets, and only then starts.
         """
         program, config = self.program, self.config
+        if self.engine.found_batch:
+            self.add_old_arenas()
         found = self.engine.load()
         self.stats = Own(
             program.runtime,
@@ -150,6 +173,7 @@ class Connmgr(role.Role):
         self.engine.watch(program.wake_fd, WAKE_TAG)
         self.sockets.adopt_waiting()
         self.arrivals = Arrivals(self.listener, self.engine, self.sockets, self.log)
+        self.leaving = Leaving(program, self.engine, self.table, self.greet_as)
         self.next_tick = time.monotonic() + TICK_S
         if not found and not back:
             return {}
@@ -170,6 +194,7 @@ class Connmgr(role.Role):
             self.handle(self.engine.tick())
             self.sockets.check_keeper()
             self.sockets.fetch_overdue()
+            self.leaving.tick(TICK_S)
 
     def show(self) -> None:
         self.engine.show(self.stats)

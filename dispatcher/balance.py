@@ -5,20 +5,21 @@ use breaks ties. Counts are kept as connections are given out, and taken afresh 
 connection table at most once a second, which is how closed connections are noticed.
 
 A connmgr that is away gets its share: its socket is the service manager's, and it will be back.
-One whose socket does not exist (fewer units enabled than configured) gets none, unless that is
-true of all of them.
+One whose socket does not exist (fewer units enabled than configured) gets none, nor does one that
+the router or another connmgr does not know yet, because it was started before there was one: nobody
+may get a message whose body it has not mapped. Unless that is true of all of them.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import psutil
 
 from midair import names
-from midair.process.runtime import ACTIVE, Runtime
+from midair.process.runtime import ACTIVE, Runtime, State
 
 REFRESH_S = 1.0
 
@@ -26,10 +27,18 @@ REFRESH_S = 1.0
 class Balance:
     """Connections and CPU use of each connmgr."""
 
-    def __init__(self, connmgrs: int, count: Callable[[], list[int]], runtime: Runtime) -> None:
+    def __init__(
+        self,
+        connmgrs: int,
+        count: Callable[[], list[int]],
+        runtime: Runtime,
+        serving: int | None = None,
+    ) -> None:
+        """`serving`: so many of them get new clients, the others are retiring. None: all."""
         self.counts = [0] * connmgrs
         self.busy = [0.0] * connmgrs
-        self._served = list(range(connmgrs))  # those that have a socket
+        self._serving = connmgrs if serving is None else serving
+        self._served = list(range(self._serving))  # those that can be given clients
         self._count = count
         self._runtime = runtime
         self._processes: dict[int, psutil.Process] = {}
@@ -58,18 +67,26 @@ class Balance:
         self._due = now + REFRESH_S
         self.counts = self._count()[: len(self.counts)]
         if len(self.counts) > 1:
-            everyone = range(len(self.counts))
-            self._served = [at for at in everyone if self._has_socket(at)] or list(everyone)
-            self._measure()
+            states = self._runtime.states()
+            known = self._known(states)
+            everyone = range(self._serving)
+            found = [at for at in everyone if at < known and self._has_socket(at)]
+            self._served = found or list(everyone)
+            self._measure(states)
+
+    def _known(self, states: Sequence[State]) -> int:
+        """So many ports are known to all who must know them."""
+        said = [state.ports for state in states if state.state == ACTIVE and state.ports]
+        return min(said, default=len(self.counts))
 
     def _has_socket(self, index: int) -> bool:
         return os.path.exists(self._runtime.socket(names.handoff_socket(index)))
 
-    def _measure(self) -> None:
+    def _measure(self, states: Sequence[State]) -> None:
         """CPU use since the last call, of the processes that act as connmgrs now."""
         pids = {
             state.index: state.pid
-            for state in self._runtime.states()
+            for state in states
             if state.role == names.CONNMGR and state.state == ACTIVE and state.index is not None
         }
         for index in range(len(self.counts)):

@@ -23,7 +23,7 @@ from midair.errors import MidairError
 from midair.exits import Exit
 from midair.keeper import listening
 from midair.keeper.client import KeeperClient
-from midair.process import crash, role
+from midair.process import crash, lame_duck, role
 from midair.process.program import Program
 from native import migrate, protocol
 from native.conntable import ConnTable
@@ -58,7 +58,8 @@ class Dispatcher(role.Role):
     def __init__(self, program: Program) -> None:
         super().__init__(program)
         fds = program.listen_fds(names.FD_CLIENT)
-        if not fds:
+        self._lame_duck = lame_duck.Look(program.runtime)
+        if not fds and self._lame_duck() is None:
             raise MidairError(
                 f"needs listening sockets called {names.FD_CLIENT!r} (LISTEN_FDNAMES); "
                 "it is started by `midair up` or systemd",
@@ -71,6 +72,9 @@ class Dispatcher(role.Role):
         self._listeners = [socket.socket(fileno=fd) for fd in fds]
         for listener in self._listeners:
             listener.setblocking(False)
+        # The place of each in server.listen: some there may be closed.
+        places = [at for at, item in enumerate(self.config.server.listen) if not item.closed]
+        self._places = [*places, *range(len(places), len(fds))]
         self._pace_local = self.config.latency.pace_local
         self._selector = selectors.DefaultSelector()
         self._selector.register(program.wake_fd, selectors.EVENT_READ)
@@ -89,14 +93,15 @@ class Dispatcher(role.Role):
     def recover(self) -> dict[str, int]:
         program, runtime = self.program, self.program.runtime
         self._table.reap()
-        self._balance = Balance(self.config.connmgrs, self._table.counts, runtime)
+        conf = self.config
+        self._balance = Balance(conf.connmgrs, self._table.counts, runtime, conf.serving)
         keeper_path = runtime.socket(names.KEEPER_SOCKET)
-        indexes = range(self.config.connmgrs)
+        indexes = range(conf.connmgrs)
         self._outbox = Outbox(
             KeeperClient(keeper_path),
             [runtime.socket(names.handoff_socket(index)) for index in indexes],
             [
-                (listening.uid(names.FD_CLIENT, at), listener.fileno())
+                (listening.uid(names.FD_CLIENT, self._places[at]), listener.fileno())
                 for at, listener in enumerate(self._listeners)
             ],
         )
@@ -122,6 +127,8 @@ class Dispatcher(role.Role):
 
     def turn(self, timeout_s: float) -> None:
         """Waits for clients, accepts them, and moves all that wait a step on."""
+        if self._listeners and self._lame_duck() is not None:
+            self._stop_listening()
         backlog = self._outbox.backlog
         pause_s = self._paused_until - time.monotonic()
         self._listening = self._listening or all(map(_is_listening, self._listeners))
@@ -173,10 +180,19 @@ class Dispatcher(role.Role):
             else:
                 self._selector.unregister(listener)
 
-    def _accept(self, listener: int) -> None:
+    def _stop_listening(self) -> None:
+        """Nobody is accepted any more; those who were go their way."""
+        self._set_accepting(False)
+        for listener in self._listeners:
+            listener.close()
+        self._listeners = []
+        self._outbox.let_go_of_listeners()
+
+    def _accept(self, at: int) -> None:
+        listener = self._places[at]
         for _ in range(ACCEPTS_MAX):
             try:
-                sock, address = self._listeners[listener].accept()
+                sock, address = self._listeners[at].accept()
             except BlockingIOError:
                 return
             except OSError as error:
@@ -219,7 +235,7 @@ class Dispatcher(role.Role):
             peer = sock.getpeername()
         except OSError:  # it has gone meanwhile
             return sock.close()
-        self._give(sock, (exact or ports or [0])[0], peer)
+        self._give(sock, self._places[(exact or ports or [0])[0]] if ours else 0, peer)
 
     def _refuse(self, sock: socket.socket, listener: int) -> None:
         self.refused += 1

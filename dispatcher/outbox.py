@@ -189,6 +189,10 @@ class Outbox:
         for link in self._links:
             link.flush()
 
+    def let_go_of_listeners(self) -> None:
+        """They are closed: a new keeper is not given them."""
+        self._own, self._own_unheld = [], []
+
     def check_keeper(self) -> None:
         """A new keeper knows neither what we listen on nor those that wait for their connmgr."""
         if self._keeper.check():

@@ -17,15 +17,15 @@ from types import FrameType
 
 from midair import arguments, config, names
 from midair.client import commands as client_commands
-from midair.config import Config
 from midair.drill import command as drill
 from midair.errors import MidairError
 from midair.exits import Exit
 from midair.fsck import command as fsck
 from midair.monitor import commands as look
 from midair.trace import commands as trace_commands
-from midair.up import ask_upgrade, status, upgrade
+from midair.up import ask_reload, ask_upgrade, status, upgrade
 from midair.up import command as up
+from midair.up.source import Source
 from midair.version import __version__
 
 # Packages that stand on this one and add a command to it, if they are installed.
@@ -49,6 +49,7 @@ examples:
   midair trace off                       end that: traces/monday is complete
   midair dashboard traces/monday         report on the latencies of a trace run
   midair drill                           upgrade and kill everything under load
+  midair reload                          apply a changed configuration, keeping connections
   midair down                            stop it
 """
 
@@ -149,11 +150,29 @@ def parser() -> argparse.ArgumentParser:
         help="serve /healthz, /varz, /connz, /subsz and /metrics on 127.0.0.1:PORT; 0: any free "
         "one; HOST:PORT: elsewhere (default: monitor.listen)",
     )
+    it.add_argument("--log", metavar="FILE", help="write the log there (default: log.file)")
     it.set_defaults(run=_up)
 
     it = commands.add_parser("down", help="stop an instance")
     _add_name(it)
+    it.add_argument(
+        "--lame-duck",
+        action="store_true",
+        help="accept nobody, tell clients, let them leave within server.lame_duck_s, then stop",
+    )
     it.set_defaults(run=_down)
+
+    it = commands.add_parser(
+        "reload",
+        help="read the configuration again and apply it, keeping connections",
+        description="Has a running instance read its configuration file again. Parts that need it "
+        "are restarted one after the other, without ending a connection or losing a message. If "
+        "one does not come up, everything goes back to the old configuration.",
+    )
+    _add_name(it)
+    it.add_argument("--dry-run", action="store_true", help="only show what would change")
+    it.add_argument("--json", action="store_true", help="for programs")
+    it.set_defaults(run=_reload)
 
     it = commands.add_parser("status", help="show what is running")
     _add_name(it)
@@ -199,13 +218,27 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _up(args: argparse.Namespace) -> int:
-    conf = _override(config.load(args.config), args)
-    _check_listeners(conf)
-    up.up(conf)
+    source = Source(
+        file=None if args.config is None else os.path.abspath(args.config),
+        name=args.name,
+        host=args.host,
+        port=args.port,
+        connmgrs=args.connmgrs,
+        monitor=args.monitor,
+        log=None if args.log is None else os.path.abspath(args.log),
+    )
+    _check_listeners(source.load())
+    up.up(source)
     return Exit.OK
 
 
-def _check_listeners(conf: Config) -> None:
+def _reload(args: argparse.Namespace) -> int:
+    found = status.find(names.check_instance(args.name))
+    ask_reload.run(found, args.dry_run, args.json)
+    return Exit.OK
+
+
+def _check_listeners(conf: config.Config) -> None:
     """What is spoken there has to be known to the C part, which the configuration does not ask."""
     if any(item.protocol or item.transport for item in conf.server.listen):
         from native import protocol
@@ -215,24 +248,8 @@ def _check_listeners(conf: Config) -> None:
             protocol.transport(item.transport)
 
 
-def _override(conf: Config, args: argparse.Namespace) -> Config:
-    """The configuration with what the command line says instead."""
-    if args.name is not None:
-        conf = conf.with_("server", name=names.check_instance(args.name))
-    if args.host is not None or args.port is not None:
-        host, port = config.split_address(conf.server.listen[0].address)
-        host = host if args.host is None else args.host.strip("[]")
-        port = port if args.port is None else args.port
-        conf = conf.listening_on([config.join_address(host, port)])
-    if args.connmgrs is not None:
-        conf = conf.with_("connmgr", count=args.connmgrs)
-    if args.monitor is not None:
-        conf = conf.with_("monitor", listen=args.monitor)
-    return conf
-
-
 def _down(args: argparse.Namespace) -> int:
-    print(status.down(names.check_instance(args.name)))
+    print(status.down(names.check_instance(args.name), args.lame_duck))
     return Exit.OK
 
 

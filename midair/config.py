@@ -65,6 +65,7 @@ class Listener:
     slow_consumer: SlowConsumer | None = None  # None: limits.slow_consumer
     protocol: str | None = None  # None: NATS. Which there are is known to the C part
     transport: str | None = None  # None: plain. The same goes for these
+    closed: bool | None = None  # nobody can connect: it keeps the place of those that did
 
     @classmethod
     def read(cls, item: Any) -> Listener:
@@ -73,7 +74,7 @@ class Listener:
         if "address" not in given or given.keys() - types(cls).keys():
             raise ValueError(
                 f"{shown(item)}: `address` and perhaps `slow_consumer`, `protocol`, "
-                "`transport` are allowed"
+                "`transport`, `closed` are allowed"
             )
         split_address(given["address"])
         if "slow_consumer" in given:
@@ -82,6 +83,8 @@ class Listener:
             values.read(str, given["protocol"])
         if "transport" in given:
             values.read(str, given["transport"])
+        if "closed" in given:
+            values.read(bool, given["closed"])
         return cls(**given)
 
     @classmethod
@@ -91,8 +94,11 @@ class Listener:
             return item
         return {key: value for key, value in item.items() if key in types(cls)}
 
+    def to_json(self) -> dict[str, Any]:
+        return {key: value for key, value in vars(self).items() if value is not None}
+
     def to_toml(self) -> str:
-        said = {key: value for key, value in vars(self).items() if value is not None}
+        said = self.to_json()
         if len(said) == 1:
             return json.dumps(self.address)
         return "{" + ", ".join(f"{key} = {json.dumps(value)}" for key, value in said.items()) + "}"
@@ -111,6 +117,8 @@ def _listeners(value: Any) -> tuple[Listener, ...]:
                     f"{shown(one.address)} and {shown(other.address)}: each address and port may "
                     "be there once"
                 )
+    if all(item.closed for item in listeners):
+        raise ValueError(f"{shown(value)}: one at least must not be closed")
     return listeners
 
 
@@ -141,6 +149,8 @@ class Server:
     listen: Annotated[tuple[Listener, ...], values.prepared(_listeners)] = (
         Listener("127.0.0.1:4222"),
     )
+    lame_duck_s: Annotated[float, number(0, 86400)] = 120.0  # until the last client has to leave
+    lame_duck_grace_s: Annotated[float, number(0, 86400)] = 10.0  # until the first has to
 
 
 @dataclass(frozen=True)
@@ -163,6 +173,7 @@ class Limits:
 @dataclass(frozen=True)
 class Connmgr:
     count: Annotated[int, integer(0, names.CONNMGRS_MAX)] = 0  # 0: by the number of cores
+    retiring: Annotated[int, integer(0, names.CONNMGRS_MAX - 1)] = 0  # the last of them
     arena_bytes: Annotated[int, size(8 * MIB, 8 * GIB)] = 256 * MIB
     output_bytes: Annotated[int, size(128 * MIB, 64 * GIB)] = 256 * MIB
     subscriptions: Annotated[int, integer(1024, 2**24)] = 2**21
@@ -223,6 +234,7 @@ class Trace:
 @dataclass(frozen=True)
 class Log:
     level: Literal["debug", "info", "warning", "error"] = "info"
+    file: str = ""  # of `midair up`; empty: standard error
 
 
 @dataclass(frozen=True)
@@ -247,6 +259,16 @@ class Config:
             return self.connmgr.count
         cores = len(os.sched_getaffinity(0))
         return 1 if cores <= 2 else min(4, cores // 2)
+
+    @property
+    def serving(self) -> int:
+        """How many of them take new clients."""
+        return max(1, self.connmgrs - self.connmgr.retiring)
+
+    @property
+    def listen(self) -> str:
+        """Where clients are told that they are: the first listener that is not closed."""
+        return next(item.address for item in self.server.listen if not item.closed)
 
     @property
     def ports(self) -> int:

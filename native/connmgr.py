@@ -26,6 +26,7 @@ PEDANTIC: int = lib.CONN_PEDANTIC
 NO_ECHO: int = lib.CONN_NO_ECHO
 HEADERS: int = lib.CONN_HEADERS
 NO_RESPONDERS: int = lib.CONN_NO_RESPONDERS
+GREET_AGAIN: int = lib.CONN_GREET_AGAIN
 
 # Why a connection ended: enum close_reason, in its order.
 REASONS = (
@@ -44,9 +45,11 @@ REASONS = (
     "slow consumer (no room for output)",
     "replaced by a client of the same name",
     "unfinished message, others waited for its room",
+    "lame duck",
 )
 assert len(REASONS) == lib.CLOSE_REASONS
 PROTOCOL: int = lib.CLOSE_PROTOCOL
+LAME_DUCK: int = lib.CLOSE_LAME_DUCK
 GREETING_MAX: int = lib.CONNMGR_GREETING_MAX  # bytes, with the one that ends it
 # In a greeting: what is filled in for each client.
 CLIENT_ID = bytes([lib.GREETING_CLIENT_ID])
@@ -193,6 +196,30 @@ class Connmgr:
         """Ends the connection; `text` is what it is told, if the reason is one it is told."""
         line = text.encode()
         lib.connmgr_end(self._cm, slot, uid, reason, line, len(line))
+
+    def set_greeting(self, listener: int, text: bytes) -> None:
+        """What clients of that listener are greeted with from now on."""
+        check(lib.connmgr_set_greeting(self._cm, listener, text, len(text)), "a greeting")
+
+    def greet_again(self, slot: int, uid: int) -> bool:
+        """Greets a client once more; False: it cannot take it now, or ever."""
+        return int(lib.connmgr_greet_again(self._cm, slot, uid)) == 0
+
+    @property
+    def idle(self) -> bool:
+        """It has no connection and no message, and nobody waits for anything of it."""
+        return bool(lib.connmgr_idle(self._cm))
+
+    @property
+    def found_batch(self) -> bool:
+        """A batch of orders lies here that a predecessor did not finish."""
+        return bool(lib.connmgr_found_batch(self._cm))
+
+    def served(self) -> Iterator[tuple[int, int]]:
+        """(slot, uid) of every connection served now."""
+        for slot in range(lib.connmgr_slots(self._cm)):
+            if lib.connmgr_socket(self._cm, slot, self._uid) >= 0:
+                yield slot, int(self._uid[0])
 
     def sockets(self) -> Iterator[tuple[int, int]]:
         """(uid, descriptor) of every connection served now."""

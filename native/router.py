@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import errno
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from midair import names
+from midair.errors import LayoutError
 from midair.process.runtime import Runtime
 from native import ffi, lib
 from native.segment import Kind, check, open_segment
@@ -27,21 +29,28 @@ def open_routing(
     `others`: ports behind those of the connection managers.
 
     `gid`: a group that may read it, to list subscriptions (census.py).
+
+    There is a place in it for every port that can be added; the room that must be there is that of
+    the ports there are.
     """
 
     ports = connmgrs + others
+    size = lib.routing_bytes(sessions, subs_each)
+    unused = (names.PORTS_MAX - ports) * (size - lib.routing_bytes(sessions, 0)) // names.PORTS_MAX
+    unused += lib.routing_hot_bytes(names.PORTS_MAX) - lib.routing_hot_bytes(ports)
 
     def make(seg: Any) -> None:
-        lib.routing_format(seg, ports, connmgrs, sessions, subs_each)
+        lib.routing_format(seg, connmgrs, others, sessions, subs_each)
 
     return open_segment(
         runtime.segment(names.ROUTING),
-        lib.routing_bytes(ports, sessions, subs_each),
+        size,
         KIND,
         make=make if create else None,
         hot=lib.routing_hot_bytes(ports),
         mode=0o600 if gid is None else 0o640,
         gid=gid,
+        room=size - unused,
     )
 
 
@@ -58,13 +67,16 @@ class Router:
         refs: list[int],
         orders: list[int],
         generation: int = 1,
+        lives: Sequence[int] = (),
     ) -> None:
+        """`lives`: which life each port is in (rule R7); those that are not given: the first."""
         conf = ffi.new("struct router_conf *")
         conf.ports = ports
         conf.subjects = subjects
         conf.spin_ns = spin_ns
         conf.spin_adaptive = spin_adaptive
         conf.generation = generation
+        conf.lives[0 : len(lives)] = list(lives)
         found = ffi.new("struct router **")
         check(lib.router_open(conf, routing, refs, orders, found), "opening the router")
         self._rt = found[0]
@@ -74,7 +86,13 @@ class Router:
 
         With very many this takes a while: `meanwhile` is called now and then.
         """
-        while check(lib.router_start(self._rt), "rebuilding the index"):
+        while more := lib.router_start(self._rt):
+            if more == -errno.EBUSY:
+                raise LayoutError(
+                    "there are subscriptions of connection managers past connmgr.count: it can be "
+                    "lowered when their clients have left (connmgr.retiring)"
+                )
+            check(more, "rebuilding the index")
             if meanwhile is not None:
                 meanwhile()
         return int(lib.router_started(self._rt))

@@ -36,6 +36,7 @@ def open_segment(
     hot: int = 0,
     mode: int = 0o600,
     gid: int | None = None,
+    room: int | None = None,
 ) -> Any:
     """The mapped segment, as `what.pointer`. `make` formats a new one (its owner only).
 
@@ -43,7 +44,7 @@ def open_segment(
     made by another version, or is damaged. `hot` bytes at its start are made resident.
     """
     refuse_other(name, what)
-    fd = ipc.open_segment(name, size, create=make is not None, mode=mode, gid=gid)
+    fd = ipc.open_segment(name, size, create=make is not None, mode=mode, gid=gid, room=room)
     try:
         mapped = lib.segment_map(fd, size, hot)
     finally:

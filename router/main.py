@@ -50,6 +50,7 @@ class Router(role.Role):
             self._queues[names.REFS],
             self._queues[names.ORDERS],
             program.generation,
+            [program.runtime.life(names.CONNMGR, n) for n in range(config.connmgrs)],
         )
 
     def recover(self) -> dict[str, int]:

@@ -36,6 +36,7 @@ class Server:
     version: str
     listen: str  # host:port
     max_payload: int
+    lame_duck: bool = False  # it is going to end
 
 
 class Protocol:

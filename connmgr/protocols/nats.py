@@ -42,6 +42,8 @@ def greeting(server: Server) -> bytes:
         "headers": True,
         "max_payload": server.max_payload,
     }
+    if server.lame_duck:
+        info["ldm"] = True
     head = json.dumps(info, separators=(",", ":")).encode()[:-1]
     client = b',"client_id":%b,"client_ip":"%b"} \r\n' % (native.CLIENT_ID, native.CLIENT_IP)
     text = b"INFO " + head + client
@@ -74,6 +76,7 @@ def connect(data: bytes, options: int) -> Client:
         raise RefusedError("Parser Error")
     if protocol not in (0, 1):
         raise RefusedError("invalid client protocol")
+    options = options | native.GREET_AGAIN if protocol else options & ~native.GREET_AGAIN
     if options & native.NO_RESPONDERS and not options & native.HEADERS:
         raise RefusedError("no responders requires headers support")
     ipc_name = _ipc_name(texts["name"])

@@ -78,7 +78,7 @@ class Nats:
 
     def varz(self) -> dict[str, Any]:
         now, conf = self.look(), self.conf
-        host, port = config.split_address(conf.server.listen[0].address)
+        host, port = config.split_address(conf.listen)
         http_host, http_port = config.split_address(conf.monitor.listen or "127.0.0.1:0")
         began = min((state.started_at for state in now.states), default=now.wall)
         began_ns = int(began * 1e9)

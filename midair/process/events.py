@@ -21,6 +21,10 @@ Every line has "kind", "component", "pid", "generation" (null where the writer d
     back         manager     away_ms: from the death to the successor at work
     upgraded     manager     from, to, pause_ms, took_ms, began_ns: the old one was told to end
     upgrade_failed manager   error
+    reloaded     manager     changes: a line for each key, took_ms
+    reload_failed manager    error
+    retired      manager     why: it ended, but not everybody could do without it
+    lame_duck    manager     duration_s, grace_s
     gave_up      manager     why
     slow_consumer connmgr    uid, reason, pending_bytes
 """
@@ -55,6 +59,10 @@ MIGRATED = "migrated"
 BACK = "back"
 UPGRADED = "upgraded"
 UPGRADE_FAILED = "upgrade_failed"
+RELOADED = "reloaded"
+RELOAD_FAILED = "reload_failed"
+RETIRED = "retired"
+LAME_DUCK = "lame_duck"
 GAVE_UP = "gave_up"
 SLOW_CONSUMER = "slow_consumer"
 KINDS = (
@@ -69,6 +77,10 @@ KINDS = (
     BACK,
     UPGRADED,
     UPGRADE_FAILED,
+    RELOADED,
+    RELOAD_FAILED,
+    RETIRED,
+    LAME_DUCK,
     GAVE_UP,
     SLOW_CONSUMER,
 )
@@ -189,6 +201,15 @@ def tell(event: dict[str, Any]) -> str:
         )
     if kind == UPGRADE_FAILED:
         return f"upgrade failed: {said.get('error')}"
+    if kind == RELOADED:
+        return "reloaded: " + "; ".join(map(str, said.get("changes", [])))
+    if kind == RELOAD_FAILED:
+        return f"reload failed: {said.get('error')}"
+    if kind == RETIRED:
+        why = said.get("why")
+        return f"{who} has retired" + (f"; {why}" if why else "")
+    if kind == LAME_DUCK:
+        return f"lame duck: clients leave within {said.get('duration_s'):g} s"
     if kind == GAVE_UP:
         return f"{who} is not started again: {said.get('why')}"
     if kind == SLOW_CONSUMER:

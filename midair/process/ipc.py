@@ -65,9 +65,17 @@ class Queue:
 
 
 def open_segment(
-    name: str, size: int, *, create: bool, mode: int = 0o600, gid: int | None = None
+    name: str,
+    size: int,
+    *,
+    create: bool,
+    mode: int = 0o600,
+    gid: int | None = None,
+    room: int | None = None,
 ) -> int:
     """A descriptor of the segment. `create`: make it, zeroed, if it is not there.
+
+    `room`: bytes of it that /dev/shm must have left; None: all of them.
 
     A segment of another size is an error that names it: it was made by another version
     or with another configuration, and the processes that have mapped it rely on its size.
@@ -79,7 +87,7 @@ def open_segment(
             return _existing_segment(name, size, mode, gid)
         except MissingError:
             pass
-        check_space(size, name)
+        check_space(size if room is None else room, name)
         made = _shared_memory(name, posix_ipc.O_CREX, mode)
         try:
             _share(made, mode, gid)
@@ -260,6 +268,32 @@ def remove_all(instance: str, uid: int | None = None, keep_roles: Container[str]
             if lease.remove(uid, instance, role, index, members):
                 removed.append(f"lease {names.component(role, index)}")
     return removed
+
+
+def remove_segment(name: str) -> None:
+    """Removes a segment, if it is there. Who has it mapped keeps it."""
+    with contextlib.suppress(posix_ipc.ExistentialError, posix_ipc.PermissionsError):
+        posix_ipc.unlink_shared_memory(name)
+
+
+def segment_exists(name: str) -> bool:
+    return (SHM / name[1:]).exists()
+
+
+def remove_queue(name: str) -> None:
+    """Removes a queue, if it is there. Who has it open keeps it."""
+    with contextlib.suppress(posix_ipc.ExistentialError, posix_ipc.PermissionsError):
+        posix_ipc.unlink_message_queue(name)
+
+
+def remove_connmgr(place: Runtime, index: int) -> None:
+    """Removes the segments, queues and the lease of one connection manager."""
+    for noun, each in names.SEGMENTS.items():
+        if each:
+            remove_segment(place.segment(noun, index))
+    for noun in names.QUEUES:
+        remove_queue(place.queue(noun, index))
+    lease.remove(place.owner_uid, place.instance, names.CONNMGR, index, place.members())
 
 
 def leftovers(instance: str, uid: int | None = None) -> list[str]:

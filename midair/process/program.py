@@ -51,6 +51,7 @@ class Program:
         self.index: int | None = args.index
         self.called = names.component(role, self.index)
         self.config = config.load_part(args.config)
+        self._config_path = os.path.abspath(args.config) if args.config else ""
         if self.index is not None and self.index >= self.config.connmgrs:
             raise ConfigError(
                 f"there is no {self.called}: connmgr.count is {self.config.connmgrs}, "
@@ -65,6 +66,7 @@ class Program:
         self.listen = sdnotify.listen_fds()
         self.started_at = time.time()
         self.state = STARTING
+        self.doing = ""  # beside its work, in words
         self._notifier = sdnotify.Notifier()
         interval_s = sdnotify.watchdog_s()
         self._watchdog_every_s = None if interval_s is None else interval_s / 3
@@ -168,6 +170,9 @@ class Program:
             python=sys.executable,
             root=str(Path(__file__).resolve().parents[2]),
             stderr=_pipe_in(self.runtime),
+            config=self._config_path,
+            ports=self.config.ports if self.role in (names.ROUTER, names.CONNMGR) else 0,
+            doing=self.doing,
         )
 
     def ready(self, status: str = "", *, serving: bool = True) -> None:
@@ -183,6 +188,13 @@ class Program:
         start_ms = round((time.time() - self.started_at) * 1e3, 1)
         more = {"taken_over_ns": self._taken_ns} if self._waited else {}
         self.event(events.ACTIVE, version=__version__, start_ms=start_ms, **more)
+
+    def tell(self, doing: str, **fields: str | int) -> None:
+        """Says what it does beside its work, in its state and to the service manager."""
+        if doing != self.doing:
+            self.doing = doing
+            self.runtime.write_origin(self.role, self.index, self._origin())
+        self._notifier.send(STATUS=doing or self.state, **fields)
 
     def event(self, kind: str, **details: Any) -> None:
         """Adds to the event log of the instance. Not while clients wait for a recovery."""
@@ -237,6 +249,8 @@ class Program:
         for number in ending:
             signal.signal(number, self._stop)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, ending)  # whoever started it may block them
+        for number in spawn.FOR_THE_MANAGER:
+            signal.signal(number, signal.SIG_IGN)
         signal.signal(signal.SIGCONT, self._continue)
         return reader.detach()
 

@@ -56,6 +56,9 @@ class Origin:
     python: str  # the interpreter it runs
     root: str  # the directory its packages are in
     stderr: str  # the pipe in the runtime directory that it writes its log to; empty: elsewhere
+    config: str = ""  # the file with its configuration
+    ports: int = 0  # router and connmgrs: how many it knows; 0: it does not say
+    doing: str = ""  # beside its work, in words
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,14 @@ class State:
     def managed(self) -> bool:
         """Whether it belongs to `midair up`, also when that is gone."""
         return self.origin is not None and self.origin.managed
+
+    @property
+    def ports(self) -> int:
+        return 0 if self.origin is None else self.origin.ports
+
+    @property
+    def doing(self) -> str:
+        return "" if self.origin is None else self.origin.doing
 
     @property
     def uptime_s(self) -> float:
@@ -267,6 +278,24 @@ class Runtime:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise FileNotFoundError(errno.ENOENT, "not a regular file", name)
             return file.read()
+
+    def link(self, name: str, target: str) -> None:
+        """Makes `name` stand for another file of the directory, or for another one than before."""
+        temporary = self.path / f".{name}.{os.getpid()}"
+        temporary.unlink(missing_ok=True)
+        temporary.symlink_to(target)
+        temporary.rename(self.path / name)
+
+    def life(self, role: str, index: int) -> int:
+        """How often one of that number has ended for good, modulo 256 (rule R8 of routing.h)."""
+        try:
+            return int((self.path / f"{_stem(role, index)}.life").read_text()) % 256
+        except (FileNotFoundError, ValueError):
+            return 0
+
+    def end_life(self, role: str, index: int) -> None:
+        """It has ended for good: what its number stands for next is another one."""
+        self.write(f"{_stem(role, index)}.life", f"{(self.life(role, index) + 1) % 256}\n")
 
     def next_generation(self, role: str, index: int | None = None) -> int:
         """1 for the first start of a role in the life of the instance, then one more each."""

@@ -24,6 +24,8 @@ from dataclasses import dataclass
 from midair.errors import ConfigError
 from midair.process.sdnotify import FIRST_FD
 
+# What the manager is told by signals; a part that gets one ignores it.
+FOR_THE_MANAGER = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _PR_SET_PDEATHSIG = 1
 _EXEC_FAILED = 127
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -93,8 +95,10 @@ def _become(
 ) -> None:
     """In the child: sets everything up and execs."""
     signal.set_wakeup_fd(-1)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGHUP, signal.SIGPIPE):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGPIPE):
         signal.signal(number, signal.SIG_DFL)
+    for number in FOR_THE_MANAGER:  # from its first instruction on
+        signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     os.setpgid(0, 0)
 

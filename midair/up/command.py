@@ -17,15 +17,28 @@ from midair.errors import MidairError
 from midair.exits import Exit
 from midair.process import ipc, program, spawn
 from midair.process.runtime import Runtime
+from midair.up import arrangement, succession, takeover
 from midair.up import release as releases
-from midair.up import succession, takeover
+from midair.up import source as sources
+from midair.up.logfile import LogFile
 from midair.up.manager import Manager
+from midair.up.source import Source
 from midair.up.succession import Handed
 from midair.version import __version__
 
 
-def up(conf: Config) -> None:
+def up(source: Source) -> None:
     """Runs an instance in the foreground until Ctrl-C, SIGTERM or `midair down`."""
+    conf = source.load()
+    log_file = LogFile()
+    log_file.use(conf.log.file)
+    try:
+        _up(conf, source, log_file)
+    finally:
+        log_file.end()
+
+
+def _up(conf: Config, source: Source, log_file: LogFile) -> None:
     instance = conf.server.name
     user = _router_user(conf)
     log = _prepare(conf.log.level)
@@ -34,11 +47,13 @@ def up(conf: Config) -> None:
     assert lease.held
     running = takeover.look(runtime)
     if running is None:
-        _begin(conf, runtime, log, user)
+        _begin(conf, runtime, log, user, source, log_file)
         return
-    if changed := takeover.differences(conf, running):
+    source.keep(runtime)
+    arranged = arrangement.found(runtime)
+    if changed := takeover.differences(conf, arranged.conf, running):
         log.warning(
-            "instance %r goes on with the configuration it was started with; yours differs in %s",
+            "instance %r goes on with the configuration it has; yours differs in %s: midair reload",
             instance,
             ", ".join(changed),
         )
@@ -46,20 +61,33 @@ def up(conf: Config) -> None:
     def say() -> None:
         print(_took_over(running, manager), flush=True)
 
-    manager = Manager(running, runtime, log, _router_user(running), say, take_over=True)
+    manager = Manager(
+        arranged, runtime, log, _router_user(running), say, source, log_file, take_over=True
+    )
     _run(manager, runtime, log)
 
 
 def succeed(instance: str, handed: Handed) -> None:
     """This process was the manager of another release: goes on as one of this release."""
+    log_file = LogFile()
     try:
         runtime, running, log = _found(instance)
+        log_file.use(running.log.file)
         assert takeover.only_manager(runtime).held
 
         def say() -> None:
             log.info("%s", _took_over(running, manager))
 
-        manager = Manager(running, runtime, log, _router_user(running), say, take_over=True)
+        manager = Manager(
+            arrangement.found(runtime),
+            runtime,
+            log,
+            _router_user(running),
+            say,
+            sources.kept(runtime),
+            log_file,
+            take_over=True,
+        )
     except BaseException as error:
         if handed.failed:  # this is the release that worked before
             raise
@@ -74,6 +102,7 @@ def succeed(instance: str, handed: Handed) -> None:
 def rehearse(instance: str) -> None:
     """Reads all that a manager of this release would take over, and changes nothing."""
     runtime, running, _ = _found(instance)
+    arrangement.found(runtime)
     _router_user(running)
     takeover.Memory(runtime).read()
     takeover.parts(runtime)
@@ -100,7 +129,14 @@ def _found(instance: str) -> tuple[Runtime, Config, logging.Logger]:
     return runtime, running, _prepare(running.log.level)
 
 
-def _begin(conf: Config, runtime: Runtime, log: logging.Logger, user: spawn.User | None) -> None:
+def _begin(
+    conf: Config,
+    runtime: Runtime,
+    log: logging.Logger,
+    user: spawn.User | None,
+    source: Source,
+    log_file: LogFile,
+) -> None:
     """Starts an instance where there is none."""
     manager: Manager | None = None
 
@@ -114,7 +150,10 @@ def _begin(conf: Config, runtime: Runtime, log: logging.Logger, user: spawn.User
             f"{conf.connmgrs} connection managers",
         )
         _remove_leftovers(runtime)
-        manager = Manager(conf, runtime, log, user, say)
+        source.keep(runtime)
+        manager = Manager(
+            arrangement.first(conf, runtime), runtime, log, user, say, source, log_file
+        )
     finally:
         if manager is None:
             clean(runtime)

@@ -15,7 +15,7 @@ from midair import names
 from midair.process import spawn
 from midair.process.runtime import Runtime
 from midair.up.listeners import Listening
-from midair.up.process import Life, Process
+from midair.up.process import Life, Process, Setup
 from midair.up.release import Release
 
 
@@ -28,7 +28,7 @@ class Component:
         index: int | None,
         module: str,
         arguments: Sequence[str],
-        listen: Sequence[Listening],
+        setup: Setup,
         release: Release,
         user: spawn.User | None = None,
     ) -> None:
@@ -44,7 +44,7 @@ class Component:
         self.standby_after = 0.0  # monotonic: no standby is started before
         self.start_after = 0.0  # monotonic: it is not started again before
         self.away_since = 0.0  # monotonic: nobody has been at work since; 0: somebody is
-        self.listen = listen  # what its processes are given
+        self.setup = setup  # what its processes are given
         self._module = module
         self._arguments = arguments
         self._user = user
@@ -62,23 +62,33 @@ class Component:
         return [p for p in self.processes if not p.retired and p is not self.candidate]
 
     @property
+    def listen(self) -> Sequence[Listening]:
+        return self.setup.listen
+
+    @property
     def can_start(self) -> bool:
         """Whether all that its processes are given is there."""
         return all(it.sock is not None for it in self.listen)
 
     def start(
-        self, runtime: Runtime, environ: Mapping[str, str], release: Release | None = None
+        self,
+        runtime: Runtime,
+        environ: Mapping[str, str],
+        release: Release | None = None,
+        setup: Setup | None = None,
     ) -> Process:
-        """Spawns a process, of its own release if no other is given."""
-        release = release or self.release
+        """Spawns a process, of its own release and setup if no others are given."""
+        release, setup = release or self.release, setup or self.setup
+        watchdog = {"WATCHDOG_USEC": str(int(setup.watchdog_s * 1e6))}
         process = Process.start(
             runtime,
             release,
-            [*release.command(self._module), *self._arguments],
-            release.environ(environ),
-            [(it.fd_name, it.sock.fileno()) for it in self.listen if it.sock is not None],
+            [*release.command(self._module), *self._arguments, "--config", str(setup.config)],
+            release.environ({**environ, **watchdog}),
+            [(it.fd_name, it.sock.fileno()) for it in setup.listen if it.sock is not None],
             self._user,
         )
+        process.setup = setup
         self.processes.append(process)
         return process
 

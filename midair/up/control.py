@@ -1,9 +1,10 @@
 """The control socket of `midair up`: what `midair status`, `down` and `upgrade` talk to.
 
 One JSON object each way, each one SEQPACKET message: {"op": "status"} is answered with
-the report, {"op": "down"} with the manager's pid before it ends everything, {"op": "trace",
-"want": true} when a tracer is being started (false: ended). An upgrade is
-answered with an object for each thing that happens, the last of which has "done" or "error".
+the report, {"op": "down"} with the manager's pid before it ends everything (with "lame_duck":
+before its clients leave), {"op": "trace", "want": true} when a tracer is being started (false:
+ended). An upgrade and a reload ({"op": "reload", "dry_run": false}) are answered with an object for
+each thing that happens, the last of which has "done" or "error".
 
 Each object has "v", the version of what is written here: 0 if it is not there, as in release 0.1.
 Keys may be added without a new version, and those that are not known are left alone. A request of a
@@ -33,6 +34,7 @@ VERSION = 1
 STATUS = "status"
 DOWN = "down"
 UPGRADE = "upgrade"
+RELOAD = "reload"
 TRACE = "trace"
 MESSAGE_BYTES_MAX = 65536
 TIMEOUT_S = 10.0
@@ -42,10 +44,10 @@ BUSY_S = 0.01  # until a full backlog is tried again
 Serve = Callable[[socket.socket, dict[str, Any]], None]
 
 
-def ask(runtime: Runtime, op: str) -> dict[str, Any]:
+def ask(runtime: Runtime, op: str, **more: Any) -> dict[str, Any]:
     """Asks the manager of a running instance. NotRunningError: there is none."""
     try:
-        for answer in follow(runtime, {"op": op}, TIMEOUT_S):
+        for answer in follow(runtime, {"op": op, **more}, TIMEOUT_S):
             if "error" in answer:
                 raise MidairError(answer["error"])
             return answer

@@ -76,6 +76,19 @@ class History:
             self._append(events.UPGRADED, who, pid, generation, **self._upgrade, took_ms=took_ms)
             self._upgrade = {}
 
+    def reloaded(self, changes: list[str], took_s: float) -> None:
+        self._own(events.RELOADED, changes=changes, took_ms=round(took_s * 1e3, 1))
+
+    def reload_failed(self, error: str) -> None:
+        self._own(events.RELOAD_FAILED, error=error)
+
+    def retired(self, component: Component, why: str) -> None:
+        details = {"why": why} if why else {}
+        self._append(events.RETIRED, component.called, None, None, **details)
+
+    def lame_duck(self, duration_s: float, grace_s: float) -> None:
+        self._own(events.LAME_DUCK, duration_s=duration_s, grace_s=grace_s)
+
     def _own(self, kind: str, **details: Any) -> None:
         self._append(kind, names.MANAGER, os.getpid(), self._generation, **details)
 
@@ -85,6 +98,6 @@ class History:
         self._append(kind, component.called, process.pid, generation, **details)
 
     def _append(
-        self, kind: str, who: str, pid: int, generation: int | None, **details: Any
+        self, kind: str, who: str, pid: int | None, generation: int | None, **details: Any
     ) -> None:
         events.append(self._runtime, names.MANAGER, kind, who, pid, generation, **details)

@@ -16,7 +16,6 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
-from types import FrameType
 from typing import Any
 
 from midair import names
@@ -25,14 +24,21 @@ from midair.errors import MidairError
 from midair.exits import Exit
 from midair.process import sdnotify, spawn
 from midair.process.runtime import ACTIVE, Runtime, State, start_ticks
-from midair.up import control, listeners, notices, report, takeover
+from midair.up import arrangement, control, listeners, notices, report, takeover
+from midair.up.arrangement import Arrangement
 from midair.up.component import Component
+from midair.up.ending import Ending
 from midair.up.history import History
-from midair.up.process import Life, Process
+from midair.up.logfile import LogFile
+from midair.up.process import Life, Process, Setup
 from midair.up.release import Release
+from midair.up.reload import Job
+from midair.up.reloads import Reloads
 from midair.up.roster import Roster, environ_for
+from midair.up.signals import Signals, Wish
 from midair.up.sockets import Sockets
-from midair.up.succession import SIGNALS, Handed
+from midair.up.source import Source
+from midair.up.succession import Handed
 from midair.up.upgrades import Upgrades
 from midair.version import __version__
 
@@ -51,78 +57,74 @@ class Manager:
 
     def __init__(
         self,
-        conf: Config,
+        arranged: Arrangement,
         runtime: Runtime,
         log: logging.Logger,
         router_user: spawn.User | None,
         on_ready: Callable[[], None],
+        source: Source,
+        log_file: LogFile,
         take_over: bool = False,
     ) -> None:
-        """`take_over`: the instance is there, with that configuration."""
+        """`take_over`: the instance is there, arranged like that. `source`: for a reload."""
         self.ended = False  # nothing of the instance is left
         self.found: tuple[int, list[str]] = (0, [])  # parts that were there, those that were not
-        self._conf = conf
-        self._runtime = runtime
-        self._log = log
+        self.arranged = arranged
+        self.runtime = self._runtime = runtime
+        self.log = self._log = log
+        self._log_file = log_file
         self._on_ready = on_ready
         self._started_at = time.time()
-        self._signals: list[int] = []
         self._asked_to_stop = False
         self._failure: MidairError | None = None
         self._stop_by: float | None = None  # set while everything is being ended
         self._all_ready = False
         self._turned_at = time.monotonic()
         self._selector = selectors.DefaultSelector()
-        self._catch_signals()
+        self._signals = Signals()
+        self._selector.register(self._signals.reader, selectors.EVENT_READ, self._read_wake)
 
-        self._roster = Roster(conf, runtime, runtime.path / takeover.CONFIG, router_user)
-        self._components = self._roster.make_all()
-        self._sockets = Sockets(runtime, log)
+        self.roster = Roster(runtime, router_user)
+        self.components = self.roster.make_all(arranged)
+        self.sockets = Sockets(runtime, log)
         if not take_over:
-            self._sockets.open_all(self._components)
-            # INFO tells clients where they are: a port that was left open is known by now.
-            self._conf = conf = self._as_it_is(conf)
-            runtime.write(takeover.CONFIG, conf.for_parts(__version__))
-        self.addresses = [item.address for item in conf.server.listen]
+            self.sockets.open_all(self.components)
         self._notify = listeners.open_notify(runtime, router_user is not None)
         self._selector.register(self._notify, selectors.EVENT_READ, self._read_notify)
         self._memory = takeover.Memory(runtime)
-        self._environ = environ_for(runtime, conf.manager.watchdog_s)
+        self._environ = environ_for(runtime)
         self._notifier = sdnotify.Notifier()
-        self._history = History(runtime, self._write_state())
+        self.history = self._history = History(runtime, self._write_state())
         self._upgrades = Upgrades(
             runtime,
             log,
             self._history,
-            self._start,
+            self.start,
             self._watch,
             self._unwatch,
-            self._unheard,
+            self._signals.unheard,
         )
+        self._job: Job | None = None
+        self._reloads = Reloads(self, source.load_again)
+        self._ending = Ending(self)
         if take_over:
             self._take_over()
-        self._memory.keep(self._components)
+        self._memory.keep(self.components)
         self._control = listeners.open_peer(runtime, names.CONTROL_SOCKET)
         self._desk = control.Desk(self._selector, self._control, self._serve_control)
 
     @property
+    def _conf(self) -> Config:
+        return self.arranged.conf
+
+    @property
+    def addresses(self) -> list[str]:
+        return [] if self._ending.begun else self.arranged.doors.addresses
+
+    @property
     def monitor_address(self) -> str:
         """Where the monitor answers; empty: there is none."""
-        return self._conf.monitor.listen
-
-    def _as_it_is(self, conf: Config) -> Config:
-        """The configuration with what was left open."""
-        at = {
-            name: [
-                listeners.address_of(it.sock)
-                for component in self._components
-                for it in component.listen
-                if it.fd_name == name and it.sock is not None
-            ]
-            for name in (names.FD_CLIENT, names.FD_MONITOR)
-        }
-        conf = conf.listening_on(at[names.FD_CLIENT]).with_("connmgr", count=conf.connmgrs)
-        return conf.with_("monitor", listen="".join(at[names.FD_MONITOR]))
+        return self.arranged.parts.monitor.listen
 
     def _take_over(self) -> None:
         """Makes the parts that another manager has left its own. The others are started."""
@@ -130,12 +132,12 @@ class Manager:
         if names.TRACER in known:
             self._want_tracer(True)
         standby = self._conf.manager.standby
-        count = takeover.adopt(self._runtime, self._components, known, standby)
-        missing = [c for c in self._components if not c.processes]
+        count = takeover.adopt(self._runtime, self.components, known, standby)
+        missing = [c for c in self.components if not c.processes]
         for component in missing:
             if self._runtime.has_started(component.role, component.index):
                 component.died()
-        for component in self._components:
+        for component in self.components:
             for process in component.processes:
                 self._watch(process)
         self.found = count, [c.called for c in missing]
@@ -157,7 +159,7 @@ class Manager:
         finally:
             if self._stop_by is not None:  # if not, a mistake of ours: the parts go on
                 self._kill_all(signal.SIGKILL)
-                for component in self._components:
+                for component in self.components:
                     for process in component.processes:
                         process.reap(wait=True)
                 self.ended = True
@@ -169,11 +171,12 @@ class Manager:
         self._take_signals()
         self._reap()
         self._kill_hung()
-        self._sockets.turn(self._components)
+        self.sockets.turn(self.components)
         self._start_missing()
+        self._let_leave()
         self._go_on_upgrading()
         self._announce()
-        self._memory.keep(self._components)
+        self._memory.keep(self.components)
         self._desk.turn()
         if self._finished():
             return
@@ -186,9 +189,9 @@ class Manager:
     # Turns
 
     def _take_signals(self) -> None:
-        numbers, self._signals = self._signals, []
-        for number in numbers:
-            if number == signal.SIGCHLD:
+        for wish in self._signals.take():
+            if wish is not Wish.END:
+                self._fulfil(wish)
                 continue
             if self._asked_to_stop:
                 self._kill_all(signal.SIGKILL)  # asked twice: at once
@@ -198,8 +201,55 @@ class Manager:
             self._history.down(str(self._failure or "asked to"))
             self._kill_all(signal.SIGTERM)
 
+    def _fulfil(self, wish: Wish) -> None:
+        if wish is Wish.REOPEN_LOG:
+            try:
+                self._log_file.reopen()
+                self._log.info("the log goes on here")
+            except MidairError as error:
+                self._log.error("%s; the log goes on where it was", error)
+        elif wish is Wish.RELOAD:
+            self._begin(self._reloads.begin(lambda _said: None))
+        elif wish is Wish.LAME_DUCK and self._stop_by is None:
+            self._ending.begin()
+
+    def _let_leave(self) -> None:
+        """Those that have no clients any more and were only waiting for that."""
+        if self._stop_by is None and self._ending.over():
+            self._asked_to_stop = True
+            self._take_signals()
+        elif not self.busy():
+            self._begin(self._reloads.due())
+
+    def _begin(self, job: Job | None) -> None:
+        self._job = self._job if job is None else job
+
+    def busy(self) -> str:
+        """Why nothing can be begun now, or nothing."""
+        if self._job is not None:
+            return f"{self._job.what} is under way; try again when it is over"
+        if under_way := self._upgrades.under_way:
+            return under_way
+        if not self._all_ready or self._stop_by is not None:
+            return "the instance is just starting or ending; try again when it is up"
+        return "the instance is a lame duck: it is going to end" if self._ending.begun else ""
+
+    def rearrange(self, to: Arrangement) -> None:
+        """Does itself as that arrangement says."""
+        before, self.arranged = self.arranged.conf, to
+        self._log.setLevel(to.conf.log.level.upper())
+        if before.log.file != to.conf.log.file:
+            try:
+                self._log_file.use(to.conf.log.file)
+            except MidairError as error:
+                self._log.error("%s; the log goes on where it was", error)
+        for component in self.components if not to.conf.manager.standby else []:
+            for process in component.staff:
+                if process is not component.active and process.life is Life.STANDBY:
+                    process.retire()
+
     def _reap(self) -> None:
-        for component in self._components:
+        for component in self.components:
             for process in list(component.processes):
                 watched = (process.stderr_fd, process.pidfd)
                 if process.reap():
@@ -207,8 +257,8 @@ class Manager:
                     component.processes.remove(process)
                     if self._stop_by is None:
                         self._bury(component, process)
-        self._components = [
-            c for c in self._components if c.role != names.TRACER or c.processes or not c.switching
+        self.components = [
+            c for c in self.components if c.role != names.TRACER or c.processes or not c.switching
         ]
 
     def _bury(self, component: Component, process: Process) -> None:
@@ -266,11 +316,11 @@ class Manager:
             if now > self._stop_by:
                 self._kill_all(signal.SIGKILL)
             return
-        for component in self._components:
+        for component in self.components:
             for process in component.processes:
-                if late_s > self._conf.manager.watchdog_s / 2:  # it was we who did not listen
+                if late_s > process.setup.watchdog_s / 2:  # it was we who did not listen
                     process.heard_at = now
-                silent_s = process.hung_s(self._conf.manager.watchdog_s)
+                silent_s = process.hung_s()
                 if silent_s is not None:
                     self._log.error("%s silent for %.1f s: killed", component.called, silent_s)
                     self._history.hung(component, process, silent_s)
@@ -280,7 +330,7 @@ class Manager:
     def _start_missing(self) -> None:
         if self._stop_by is not None:
             return
-        for component in self._components:
+        for component in self.components:
             staff = component.staff
             if component.switching or time.monotonic() < component.start_after:
                 continue
@@ -291,7 +341,7 @@ class Manager:
                 and self._wants_standby(component)
                 and time.monotonic() >= component.standby_after
             ):
-                self._start(component)
+                self.start(component)
 
     def _wants_standby(self, component: Component) -> bool:
         """Only beside one at work; never the keeper: its copies would be a second set."""
@@ -301,8 +351,10 @@ class Manager:
             and component.active is not None
         )
 
-    def _start(self, component: Component, release: Release | None = None) -> Process:
-        process = component.start(self._runtime, self._environ, release)
+    def start(
+        self, component: Component, release: Release | None = None, setup: Setup | None = None
+    ) -> Process:
+        process = component.start(self._runtime, self._environ, release, setup)
         self._watch(process)
         return process
 
@@ -322,46 +374,58 @@ class Manager:
     def _go_on_upgrading(self) -> None:
         if self._stop_by is not None:
             self._upgrades.abort("the instance is ending")
+            if self._job is not None:
+                self._job.abort("the instance is ending")
         self._upgrades.turn()
+        if self._job is not None and not self._job.over:
+            self._job.turn()
+        if self._job is not None and self._job.over:
+            self._job = None
+            used = {p.setup.config for c in self.components for p in c.processes}
+            arrangement.tidy(self._runtime, {self.arranged.file, *used})
 
     def _announce(self) -> None:
         if self._all_ready or self._stop_by is not None:
             return
-        needed = [c for c in self._components if c.role not in names.ONLOOKERS]
+        needed = [c for c in self.components if c.role not in names.ONLOOKERS]
         if all(c.active is not None and c.can_start for c in needed):
             try:
-                self._sockets.listen(needed)
+                self.sockets.listen(needed)
             except MidairError as failure:
                 return self._give_up(failure)
             self._all_ready = True
             if not any(self.found):
                 self._history.up(__version__, self.addresses)
             self._notifier.send(READY=1, STATUS="listening on " + ", ".join(self.addresses))
-            self._on_ready()
+            if self.addresses or any(self.found):
+                self._on_ready()
 
     def _finished(self) -> bool:
-        return self._stop_by is not None and not any(c.processes for c in self._components)
+        return self._stop_by is not None and not any(c.processes for c in self.components)
 
     def _turn_s(self) -> float:
         if self._stop_by is not None:
             return max(0.0, min(TURN_S_MAX, self._stop_by - time.monotonic() + 0.001))
-        turn_s = min(TURN_S_MAX, self._conf.manager.watchdog_s / 4)
-        turn_s = min(turn_s, self._sockets.wait_s(self._components))
+        watchdogs = [p.setup.watchdog_s for c in self.components for p in c.processes]
+        turn_s = min(TURN_S_MAX, min(watchdogs, default=TURN_S_MAX) / 4)
+        turn_s = min(turn_s, self.sockets.wait_s(self.components))
+        if self._job is not None:
+            turn_s = min(turn_s, self._job.wait_s())
         return min(turn_s, self._upgrades.wait_s())
 
     def _kill_all(self, number: signal.Signals) -> None:
-        for component in self._components:
+        for component in self.components:
             for process in component.processes:
                 process.kill(number)
 
     # Events
 
-    def _read_wake(self, reader: socket.socket) -> None:
-        reader.recv(4096)
+    def _read_wake(self, _reader: socket.socket) -> None:
+        self._signals.drain()
 
     def _read_notify(self, sock: socket.socket) -> None:
         for pid, fields in notices.read(sock):
-            for component in self._components:
+            for component in self.components:
                 for process in component.processes:
                     if process.pid == pid:
                         was = process.life
@@ -372,29 +436,41 @@ class Manager:
     def _serve_control(self, sock: socket.socket, request: dict[str, Any]) -> None:
         op = request.get("op")
         if op == control.UPGRADE:
-            refusal = ""
-            if not self._all_ready or self._stop_by is not None:
-                refusal = "the instance is just starting or ending; try again when it is up"
-            return self._upgrades.begin(sock, request, self._components, refusal)
+            return self._upgrades.begin(sock, request, self.components, self.busy())
+        if op == control.RELOAD:
+            return self._begin_reload(sock, bool(request.get("dry_run")))
         if op == control.STATUS:
             control.answer(sock, self.report())
         elif op == control.TRACE:
             self._want_tracer(bool(request.get("want")))
             control.answer(sock, {"tracer": bool(request.get("want"))})
+        elif op == control.DOWN and request.get("lame_duck"):
+            self._ending.begin()
+            control.answer(sock, {"pid": os.getpid(), "lame_duck_s": self._conf.server.lame_duck_s})
         elif op == control.DOWN:
             control.answer(sock, {"pid": os.getpid()})
             self._asked_to_stop = True
         sock.close()
 
+    def _begin_reload(self, sock: socket.socket, dry_run: bool) -> None:
+        """It goes on even if the one who asked goes away."""
+
+        def tell(said: dict[str, Any]) -> None:
+            control.answer(sock, said)
+            if "done" in said or "error" in said:
+                sock.close()
+
+        self._begin(self._reloads.begin(tell, dry_run))
+
     def _want_tracer(self, want: bool) -> None:
         """A tracer is here while a run is: it is started and ended, and nothing else changes."""
-        found = [c for c in self._components if c.role == names.TRACER]
+        found = [c for c in self.components if c.role == names.TRACER]
         for component in found:
             component.switching = not want
             for process in component.processes if not want else []:
                 process.retire()
         if want and not found:
-            self._components.append(self._roster.make(names.TRACER))
+            self.components.append(self.roster.make(names.TRACER, None, self.arranged))
 
     # What there is
 
@@ -404,7 +480,7 @@ class Manager:
             "instance": self._runtime.instance,
             "listen": self.addresses,
             "monitor": self.monitor_address,
-            "components": report.rows(self._runtime.states(), self._components),
+            "components": report.rows(self._runtime.states(), self.components),
         }
 
     def _write_state(self) -> int:
@@ -424,22 +500,3 @@ class Manager:
             )
         )
         return generation
-
-    def _catch_signals(self) -> None:
-        reader, writer = socket.socketpair()
-        reader.setblocking(False)
-        writer.setblocking(False)
-        self._wake = (reader, writer)  # kept: the selector and the handler use them
-        signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
-        self._selector.register(reader, selectors.EVENT_READ, self._read_wake)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
-            signal.signal(number, self._queue_signal)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # those that came over exec()
-
-    def _unheard(self) -> list[int]:
-        """Signals that no turn has taken yet: they go to the release that this one becomes."""
-        numbers, self._signals = self._signals, []
-        return [number for number in numbers if number in SIGNALS]
-
-    def _queue_signal(self, number: int, _frame: FrameType | None) -> None:
-        self._signals.append(number)

@@ -25,6 +25,7 @@ import struct
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 
@@ -32,6 +33,7 @@ from midair.exits import FATAL, describe
 from midair.process import spawn
 from midair.process.runtime import ACTIVE, STANDBY, Runtime, State, start_ticks
 from midair.up import release as releases
+from midair.up.listeners import Listening
 from midair.up.release import Release
 
 START_S = 30.0  # a process that says nothing for this long while starting is hung
@@ -42,6 +44,18 @@ _LINE_BYTES_MAX = 4096
 _INFO = struct.Struct("=QQ11Ii")
 _PIDFD_GET_INFO = 3 << 30 | _INFO.size << 16 | 0xFF << 8 | 11
 _PIDFD_INFO_EXIT = 8
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a process is started with; `midair reload` gives its component another one."""
+
+    config: Path
+    listen: tuple[Listening, ...] = ()
+    watchdog_s: float = 10.0
+
+    def without_sockets(self) -> Setup:
+        return replace(self, listen=())
 
 
 class Life(Enum):
@@ -56,6 +70,9 @@ class Process:
 
     def __init__(self, release: Release, pid: int, pidfd: int, pipe: Path | None) -> None:
         self.release = release
+        self.setup = Setup(Path())
+        self.clients_left: int | None = None  # of a connmgr that takes no more, as it says
+        self.empty = False  # nobody needs it: it says so when it is retiring
         self.pid = pid
         self.pidfd = pidfd
         self.life = Life.STARTING
@@ -127,6 +144,10 @@ class Process:
     def notified(self, fields: Mapping[str, str]) -> None:
         """A notification of the process arrived."""
         self.heard_at = time.monotonic()
+        if "CLIENTS_LEFT" in fields:
+            with contextlib.suppress(ValueError):
+                self.clients_left = int(fields["CLIENTS_LEFT"])
+            self.empty = fields.get("EMPTY") == "1"
         if fields.get("READY") == "1" and self.life is not Life.READY:
             self.life = Life.READY
             self.ready_at = self.heard_at
@@ -137,11 +158,12 @@ class Process:
             self.life = Life.STANDBY
             self.waited = True
 
-    def hung_s(self, watchdog_s: float) -> float | None:
+    def hung_s(self) -> float | None:
         """For how long it has said nothing, if that is too long and nobody has noticed yet."""
         if not self.alive or self.gone_quiet:
             return None
         silent = time.monotonic() - self.heard_at
+        watchdog_s = self.setup.watchdog_s
         allowed = max(START_S, watchdog_s) if self.life is Life.STARTING else watchdog_s
         return silent if silent > allowed else None
 

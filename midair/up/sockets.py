@@ -67,14 +67,14 @@ class Sockets:
         """How long the manager may sleep."""
         return 3600.0 if {it.uid for it in _all(components)} <= self._held else ASK_EVERY_S
 
-    def close(self, component: Component) -> None:
-        """Of a component that is not needed any more, here and in the keeper."""
-        for it in component.listen:
+    def close(self, listening: Sequence[Listening]) -> None:
+        """Those that are not needed any more, here and in the keeper."""
+        for it in listening:
             if it.sock is not None:
                 it.sock.close()
                 it.sock = None
             self._held.discard(it.uid)
-        self._keeper.drop([it.uid for it in component.listen])
+        self._keeper.drop([it.uid for it in listening])
 
     def _collect(self, missing: list[Listening], components: Sequence[Component]) -> None:
         by_owner = {(c.role, c.index): c for c in components}

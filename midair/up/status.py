@@ -62,7 +62,7 @@ def table(report: dict[str, Any]) -> str:
             (
                 item["role"] if index is None else f"{item['role']}/{index}",
                 _text(item["pid"]),
-                item["state"],
+                item.get("doing") or item["state"],
                 _text(item["version"]),
                 _text(item["generation"]),
                 "-" if item["uptime_s"] is None else shown.duration(item["uptime_s"]),
@@ -81,13 +81,15 @@ def table(report: dict[str, Any]) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def down(instance: str) -> str:
+def down(instance: str, lame_duck: bool = False) -> str:
     """Ends an instance and waits until it is gone; what to tell the user."""
     found = find(instance)
     deadline = time.monotonic() + DOWN_S
     while True:
         try:
-            pid = control.ask(found, control.DOWN)["pid"]
+            more = {"lame_duck": True} if lame_duck else {}
+            answer = control.ask(found, control.DOWN, **more)
+            pid, patience_s = answer["pid"], DOWN_S + answer.get("lame_duck_s", 0.0)
             break
         except NotRunningError:
             lease = Lease(found, names.MANAGER)
@@ -96,8 +98,8 @@ def down(instance: str) -> str:
             if time.monotonic() > deadline:
                 takeover.only_manager(found)  # says who has it
             time.sleep(AGAIN_S)  # one that has just been started, or is just ending
-    if not takeover.wait_gone([pid], DOWN_S):
-        raise MidairError(f"instance {instance!r} (pid {pid}) has not ended in {DOWN_S:g} s")
+    if not takeover.wait_gone([pid], patience_s):
+        raise MidairError(f"instance {instance!r} (pid {pid}) has not ended in {patience_s:g} s")
     return f"instance {instance!r} has ended"
 
 

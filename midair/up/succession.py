@@ -28,12 +28,11 @@ from midair.process.runtime import Runtime
 from midair.up import release as releases
 from midair.up.process import Process
 from midair.up.release import Release
+from midair.up.signals import SIGNALS
 from midair.up.told import Event, Told
 
 MODULE = "midair.up.successor"
 HANDED = "MIDAIR_SUCCESSION"
-# They wait while nobody could take note of them: the new one gets those that came meanwhile.
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 Tell = Callable[[Told], None]
 

@@ -25,12 +25,13 @@ import signal
 import socket
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from midair import config, names
+from midair import config, config_uses, names
 from midair.config import Config
 from midair.errors import MidairError
 from midair.exits import Exit
@@ -84,14 +85,15 @@ def look(runtime: Runtime) -> Config | None:
     return config.load_part(runtime.path / CONFIG)
 
 
-def differences(conf: Config, running: Config) -> list[str]:
-    """Keys that a user gives other values than those that are used."""
+def differences(conf: Config, asked: Config, running: Config) -> list[str]:
+    """Keys that a user gives other values than were asked for, or than are used."""
     found = []
-    for table in fields(Config):
-        wanted, used = getattr(conf, table.name), getattr(running, table.name)
-        for key in (item.name for item in fields(wanted)):
-            if not _same(table.name, key, wanted, used, conf, running):
-                found.append(f"{table.name}.{key}")
+    conf = config_uses.settled(conf)
+    for change in config_uses.changes(asked, conf):
+        table, key = change.key.split(".")
+        wanted, used = getattr(conf, table), getattr(running, table)
+        if not _same(table, key, wanted, used, conf, running):
+            found.append(change.key)
     return found
 
 
@@ -182,6 +184,9 @@ def adopt(
         if component is None:  # of a configuration that there is not
             process.kill(signal.SIGKILL)
             continue
+        process.setup = component.setup
+        if state.origin is not None and state.origin.config:
+            process.setup = replace(component.setup, config=Path(state.origin.config))
         component.processes.append(process)
         adopted += 1
     for component in components:

@@ -182,7 +182,7 @@ class Upgrade:
             self._again()
         elif time.monotonic() >= self._settled_at:
             component = self.component
-            component.previous, component.release = self._from, self.to
+            self._settled(component)
             component.candidate, component.switching = None, False
             self._say(Event.UPGRADED, pid=self._candidate.pid)
             self._left.pop(0)
@@ -193,11 +193,23 @@ class Upgrade:
 
     def _back_again(self) -> None:
         active = self.component.active
-        if active is not None and not active.retired and active.release == self._from:
+        if active is not None and not active.retired and self._is_old(active):
             self._say(Event.ACTIVE, ms=round((active.ready_at - self._ended_at) * 1e3, 3))
-            self._end(f"{self._failure}; {self._from.version} is back")
+            self._end(f"{self._failure}; {self._old} is back")
         elif self._late():
-            self._end(f"{self._failure}; {self._from.version} is not back yet either")
+            self._end(f"{self._failure}; {self._old} is not back yet either")
+
+    # What differs when something else than the release changes (reload.py)
+
+    @property
+    def _old(self) -> str:
+        return self._from.version
+
+    def _is_old(self, process: Process) -> bool:
+        return process.release == self._from
+
+    def _settled(self, component: Component) -> None:
+        component.previous, component.release = self._from, self.to
 
     # What they come to
 
@@ -216,7 +228,7 @@ class Upgrade:
     def _keep(self, why: str) -> None:
         """Failed before the switch: nothing has changed."""
         self._candidate.retire()
-        self._end(f"{self._called()} {why}; {self._from.version} keeps working")
+        self._end(f"{self._called()} {why}; {self._old} keeps working")
 
     def _back(self, why: str) -> None:
         """Failed after the switch: the manager starts the old release."""

@@ -63,10 +63,7 @@ class Upgrades:
         target = str(request.get("target"))
         chosen = upgrade.choose(target, components)
         ourselves = target in (names.MANAGER, upgrade.ALL)
-        if self._now is not None:
-            under_way = f"{self._now.called} to {self._now.to.version}"
-            refusal = f"another upgrade is under way ({under_way}); try again when it is over"
-        elif not refusal and not chosen and not ourselves:
+        if not refusal and not chosen and not ourselves:
             all_of_them = ", ".join(component.called for component in components)
             refusal = f"{target}: there is no such component here; there are {all_of_them}"
         try:
@@ -103,6 +100,14 @@ class Upgrades:
             self._now = Upgrade(chosen, to, ready_s, self._start, then)
         else:
             succeed()
+
+    @property
+    def under_way(self) -> str:
+        """Why nothing else can be begun, if there is one."""
+        if self._now is None:
+            return ""
+        to = f"{self._now.called} to {self._now.to.version}"
+        return f"another upgrade is under way ({to}); try again when it is over"
 
     def resume(self, handed: Handed) -> None:
         """In the process after exec(): tells how the upgrade of the manager went."""

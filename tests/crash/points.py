@@ -180,10 +180,12 @@ def stormed(
     config: str = CONFIG,
     build: Sequence[str] = (),
     through: Callable[[Instance], contextlib.AbstractContextManager[int]] = directly,
+    options: Sequence[str] | None = None,
 ) -> Iterator[Storm]:
     """An instance with that many connmgrs under the load of these roles.
 
-    `build`: more options of the build; `through`: where clients connect instead.
+    `build`: more options of the build; `through`: where clients connect instead; `options`: of
+    `midair up`, instead of the number of connmgrs.
     """
     out = ROOT / "build" / ("crash-more" if build else "crash")
     out.mkdir(parents=True, exist_ok=True)
@@ -201,7 +203,8 @@ def stormed(
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MIDAIR_NATIVE", str(out))
         patch.setenv("MIDAIR_CRASH", str(armed))
-        instance = start(owner, config, "--connmgrs", str(connmgrs))
+        words = ("--connmgrs", str(connmgrs)) if options is None else options
+        instance = start(owner, config, *words)
     try:
         with through(instance) as port:
             storm = Storm(instance, armed, connmgrs, port)

@@ -43,11 +43,13 @@ def points() -> list[tuple[str, str]]:
 
 # With several connmgrs nothing is repeated: tests/crash/test_flows.py kills there. Plain streams
 # have no envelopes: tests/crash/test_envelopes.py kills there. Requests to thousands and messages
-# to many topics have a load of their own: tests/crash/test_crowds.py kills there.
+# to many topics have a load of their own: tests/crash/test_crowds.py kills there. No port is
+# added here: tests/crash/test_ports_live.py kills there.
 ELSEWHERE = (
     *("flow.applied", "raw.opened", "raw.dropped", "raw.fixed"),
     *("mode.gathered", "mode.ordered", "mode.piece", "mode.legs_freed"),
     *("mode.spreading", "mode.spread"),
+    *("lane.made", "lane.begun"),
 )
 
 

@@ -22,6 +22,7 @@ from midair import config, values
 from midair.cli import parser
 from midair.exits import FATAL, Exit
 from tests.support.instance import PATIENCE_S, ROOT, Instance, cli
+from tests.support.reload import reload
 
 README = ROOT / "README.md"
 RULES = ROOT / "native" / "README.md"
@@ -167,13 +168,24 @@ def test_the_first_session_goes_as_the_readme_says(instance: Instance) -> None:
 
 def test_a_configuration_is_checked_as_the_page_says(tmp_path: Path) -> None:
     page = DOCS / "configuration.md"
-    ((said,),) = consoles(page)
+    (said,), _reload = consoles(page)
     example = re.search(r"^```toml\n(.*?)^```", read(page), re.M | re.S)
     assert example
     (tmp_path / "example.toml").write_text(example.group(1))
     done = cli("check-config", str(tmp_path / "example.toml"))
     assert done.stdout.replace(f"{tmp_path}/", "").splitlines() == said.output
     assert said.command == "midair check-config example.toml"
+
+
+def test_a_reload_goes_as_the_page_says(make_midair: Make) -> None:
+    _check, (said,) = consoles(DOCS / "configuration.md")
+    midair = make_midair("[connmgr]\ncount = 2\n")
+    changed = '[connmgr]\ncount = 2\n[limits]\nmax_pending = "32MiB"\n'
+    done = reload(midair, f"{changed}[manager]\nrestart_limit = 7\n")
+    assert said.command == "midair reload"
+    pause = r"active in \d+\.\d ms"
+    expected = [re.sub(pause, "active", line) for line in said.output]
+    assert [re.sub(pause, "active", line) for line in done.stdout.splitlines()] == expected
 
 
 def subcommands(of: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:

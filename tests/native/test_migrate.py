@@ -330,7 +330,7 @@ def test_the_routing_segment(old: Release01) -> None:
     memory = migrate.for_router(old.place)
     after = converted(memory, before.name, "routing", lib.ROUTING_LAYOUT, 3)
     it, was = after.it, before.it
-    assert it.ports == was.connmgrs
+    assert (it.ports, it.ports_high) == (lib.PORTS_MAX, was.connmgrs)
     assert it.clients == was.sessions
     for name in ("subs_each", "cells", "step", "cells_high", "names_high"):
         assert getattr(it, name) == getattr(was, name)

@@ -36,6 +36,8 @@ def test_every_value_can_be_written_and_read_back() -> None:
         [server]
         name = "a-1"
         listen = ["0.0.0.0:1", "[::1]:2", {address = "localhost:0", slow_consumer = "drop-newest"}]
+        lame_duck_s = 60
+        lame_duck_grace_s = 5.5
         [limits]
         max_payload = "64MiB"
         max_control_line = "5KiB"
@@ -52,6 +54,7 @@ def test_every_value_can_be_written_and_read_back() -> None:
         rate_action = "close"
         [connmgr]
         count = 3
+        retiring = 1
         arena_bytes = 83886080
         output_bytes = "160 MiB"
         subscriptions = 2048
@@ -77,6 +80,7 @@ def test_every_value_can_be_written_and_read_back() -> None:
         ring_bytes = "1MiB"
         [log]
         level = "debug"
+        file = "midair.log"
         """
     )
     assert conf.limits.max_payload == 64 * 2**20

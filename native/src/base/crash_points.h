@@ -74,6 +74,8 @@ CRASH_POINT(ROUTE_PART, "route.part", "router")                /* part of a run 
 CRASH_POINT(ROUTE_PIECE, "route.piece", "router")              /* a piece of a very long list committed */
 CRASH_POINT(ASIDE_PUT, "aside.put", "router")                  /* a reference set aside, not committed */
 CRASH_POINT(ASIDE_DONE, "aside.done", "router")                /* one that was set aside is done, and committed */
+CRASH_POINT(LANE_MADE, "lane.made", "router")                  /* the lane of a port that is added made, its life not stored */
+CRASH_POINT(LANE_BEGUN, "lane.begun", "router")                /* its life stored */
 CRASH_POINT(CLIENT_OPENED, "client.opened", "router")         /* client stored, not answered */
 CRASH_POINT(CLIENT_CLOSED, "client.closed", "router")         /* client gone, not confirmed */
 CRASH_POINT(SUBSCRIBE_STORED, "routing.subscribe", "router")   /* subscription stored, step not committed */

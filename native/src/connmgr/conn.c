@@ -159,7 +159,9 @@ int connmgr_adopt(struct connmgr *cm, uint32_t slot, uint64_t uid, int fd)
 /* ---- the end ---- */
 
 /* What a client is told when its connection ends (enum refusal); 0: nothing, and its socket is shut at
- * once. One that is told something lingers: it gets what waits for it, then this, then the end. */
+ * once. One that is told something lingers: it gets what waits for it, then this, then the end. NO_WORDS: it
+ * lingers without a word. */
+#define NO_WORDS 0xff
 static const uint8_t told_as[CLOSE_REASONS] = {
     [CLOSE_PROTOCOL] = REFUSED_PARSER, /* if neither conn.error nor Python has more to say */
     [CLOSE_STALE] = REFUSED_STALE,
@@ -170,6 +172,7 @@ static const uint8_t told_as[CLOSE_REASONS] = {
     [CLOSE_NAME_TAKEN] = REFUSED_NAME,
     [CLOSE_REPLACED] = REFUSED_REPLACED,
     [CLOSE_UNFINISHED] = REFUSED_STALE, /* libraries connect again after that */
+    [CLOSE_LAME_DUCK] = NO_WORDS, /* clients take an error for a reason not to come back */
 };
 
 static int is_told(const struct conn *c) { return told_as[c->reason] && c->served; }
@@ -177,11 +180,12 @@ static int is_told(const struct conn *c) { return told_as[c->reason] && c->serve
 /* Appends the last words. `text`: those that Python has chosen, or NULL. */
 static void tell(struct connmgr *cm, struct conn *c, const char *text, uint32_t len)
 {
-    if (!text) {
+    if (!text && told_as[c->reason] != NO_WORDS) {
         text = c->protocol->text(c->error ? -c->error : told_as[c->reason]);
         len = (uint32_t)strlen(text);
     }
-    reply_text(cm, c, REPLY_ERROR, text, len);
+    if (text)
+        reply_text(cm, c, REPLY_ERROR, text, len);
     conn_set_phase(cm, c, PHASE_LINGER);
 }
 
@@ -323,6 +327,21 @@ void conn_shut_finished(struct connmgr *cm)
         if (c->phase == PHASE_FINISHING)
             conn_end(cm, c, CLOSE_CLIENT);
     }
+}
+
+int connmgr_greet_again(struct connmgr *cm, uint32_t slot, uint64_t uid)
+{
+    struct conn *c = &cm->conns[slot];
+
+    if (slot >= cm->journal->conns_high || c->uid != uid || c->phase != PHASE_OPEN || !(c->options & CONN_GREET_AGAIN))
+        return -ENOENT;
+    if (!output_has_room(cm))
+        return -ENOSPC;
+    reply_greet(cm, c);
+    output_put(cm);
+    redo_commit(&cm->port.redo);
+    output_flush(cm);
+    return 0;
 }
 
 void conn_linger(struct connmgr *cm, struct conn *c)

@@ -36,7 +36,8 @@ API enum close_reason {
     CLOSE_SLOW_ROOM = 12,     /* no room for output was left, and most of it waited for this one */
     CLOSE_REPLACED = 13,      /* it did not answer, and another client asked for its name */
     CLOSE_UNFINISHED = 14,    /* its message did not grow, and others waited for the room that it held */
-    CLOSE_REASONS = 15,
+    CLOSE_LAME_DUCK = 15,     /* the instance is going to end */
+    CLOSE_REASONS = 16,
 };
 
 /* Why a connection is not read now: bits of conn.unread. */

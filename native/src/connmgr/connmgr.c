@@ -115,6 +115,35 @@ int connmgr_socket(const struct connmgr *cm, uint32_t slot, uint64_t *ret_uid)
     return slot < cm->journal->conns_high ? cm->conns[slot].fd : -1;
 }
 
+int connmgr_found_batch(const struct connmgr *cm) { return port_has_batch(&cm->port); }
+
+int connmgr_set_greeting(struct connmgr *cm, uint32_t listener, const char *text, uint32_t len)
+{
+    if (listener >= CONNMGR_LISTENERS_MAX || len >= CONNMGR_GREETING_MAX)
+        return -EINVAL;
+    memset(cm->conf.greeting[listener], 0, CONNMGR_GREETING_MAX);
+    memcpy(cm->conf.greeting[listener], text, len);
+    return 0;
+}
+
+int connmgr_idle(const struct connmgr *cm)
+{
+    const struct port_log *log = cm->port.log;
+    uint64_t live, busy;
+
+    if (cm->conn_count || cm->sub_due_count || port_has_batch(&cm->port) ||
+        log->refs.tail != batch_tail(atomic_load(&log->refs.sent) + 1, BATCH_HEAD))
+        return 0;
+    for (uint32_t i = 0; i < PORTS_MAX; i++)
+        if (log->open_handle[i])
+            return 0;
+    for (uint64_t slot = 0; slot < cm->journal->conns_high; slot++)
+        if (cm->recs[slot].uid)
+            return 0;
+    arena_census(cm->port.arenas[cm->port.index], &live, &busy);
+    return live == 0;
+}
+
 struct connmgr_event *connmgr_event(struct connmgr *cm, uint32_t type, const struct conn *c, int code)
 {
     if (cm->event_count == CONNMGR_EVENTS_MAX)

@@ -376,6 +376,14 @@ API int connmgr_connected(struct connmgr *cm, uint32_t slot, uint64_t uid, uint3
 /* Ends the connection. `text` (of `len` bytes; 0: none) is what the client is told, if the reason is one
  * that a client is told, instead of the reason's own text. */
 API int connmgr_end(struct connmgr *cm, uint32_t slot, uint64_t uid, int reason, const char *text, uint32_t len);
+/* What clients of that listener are greeted with from now on. */
+API int connmgr_set_greeting(struct connmgr *cm, uint32_t listener, const char *text, uint32_t len);
+/* Greets a client once more. -ENOENT: it cannot take it now, or ever; -ENOSPC: no room for output. */
+API int connmgr_greet_again(struct connmgr *cm, uint32_t slot, uint64_t uid);
+/* 1: it has no connection and no message, nobody is owed anything by it, and it waits for nothing. */
+API int connmgr_idle(const struct connmgr *cm);
+/* 1: a batch of orders lies in the inbox that a predecessor did not finish. */
+API int connmgr_found_batch(const struct connmgr *cm);
 /* Once a second: pings, stale peers, write deadlines. */
 API void connmgr_tick(struct connmgr *cm);
 API const struct connmgr_stats *connmgr_get_stats(const struct connmgr *cm);

@@ -119,6 +119,8 @@ static void stand_guard(pid_t parent, const char *path, uint64_t uid)
     signal(SIGTERM, SIG_IGN); /* a stop is for the dispatcher; this follows by itself */
     signal(SIGINT, SIG_IGN);
     signal(SIGHUP, SIG_IGN);
+    signal(SIGUSR1, SIG_IGN);
+    signal(SIGUSR2, SIG_IGN);
     signal(SIGCHLD, SIG_DFL);
     prctl(PR_SET_NAME, "midair-guard");
     prctl(PR_SET_PDEATHSIG, SIGUSR1);

@@ -193,8 +193,8 @@ static int add_routing(struct fsck *f, struct routing *r, uint64_t bytes)
 {
     if (header_refused(f, SEGMENT_ROUTING, 0, &r->header, bytes, ROUTING_LAYOUT, routing_fingerprint()))
         return 1;
-    if (bytes < sizeof(*r) || r->ports == 0 || r->ports > PORTS_MAX ||
-        r->cells != ROUTING_CELLS || routing_bytes(r->ports, r->clients, r->subs_each) != bytes ||
+    if (bytes < sizeof(*r) || r->ports != PORTS_MAX || fsck_load(&r->ports_high) > PORTS_MAX ||
+        r->cells != ROUTING_CELLS || routing_bytes(r->clients, r->subs_each) != bytes ||
         r->lanes_at != page_up(sizeof(*r)) || r->clients_at != routing_hot_bytes(r->ports) ||
         r->subs_at != r->clients_at + page_up((uint64_t)r->clients * sizeof(struct routing_client)) ||
         r->cells_at != r->subs_at + page_up((uint64_t)r->ports * r->subs_each * sizeof(struct routing_sub)) ||
@@ -245,10 +245,12 @@ int fsck_add(struct fsck *f, uint32_t kind, uint32_t index, void *base, uint64_t
         fsck_say(f, FSCK_GEOMETRY, kind, index, 0);
         result = 1;
     }
-    if (kind == SEGMENT_ROUTING && result == 0 && f->connmgrs < f->routing->ports)
-        f->connmgrs = f->routing->ports;
-    if (f->connmgrs <= index)
-        f->connmgrs = index + 1;
+    if (kind == SEGMENT_ROUTING && result == 0 && f->connmgrs < fsck_load(&f->routing->ports_high))
+        f->connmgrs = (uint32_t)fsck_load(&f->routing->ports_high);
+    if (f->given <= index)
+        f->given = index + 1;
+    if (f->connmgrs < f->given)
+        f->connmgrs = f->given;
     return result;
 }
 

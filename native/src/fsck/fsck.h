@@ -143,7 +143,8 @@ struct fsck_queue {
 
 struct fsck {
     int dead;          /* nobody writes: what is read is exact */
-    uint32_t connmgrs; /* highest index given, + 1 */
+    uint32_t given;    /* highest index given, + 1 */
+    uint32_t connmgrs; /* the same, or as many ports as there ever were */
     struct conntable *table; /* NULL: not there, or refused */
     struct arena *arenas[PORTS_MAX];
     struct port_log *ports[PORTS_MAX];   /* of every port; of a connmgr the first part of its journal */

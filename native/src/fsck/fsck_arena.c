@@ -224,7 +224,7 @@ static int all_read(const struct fsck *f)
 {
     int all = f->routing && !f->counts.unreadable;
 
-    for (uint32_t n = 0; n < f->connmgrs; n++)
+    for (uint32_t n = 0; n < f->given; n++)
         all = all && f->ports[n] && (f->arenas[n] || !f->journals[n]);
     return all;
 }

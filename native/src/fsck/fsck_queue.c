@@ -20,7 +20,8 @@ struct lane { /* one queue: the ring it is filled from, the inbox it is emptied 
 static struct lane lane_of(struct fsck *f, uint32_t n, int orders)
 {
     struct port_log *p = f->ports[n];
-    struct routing *r = f->routing && n < f->routing->ports ? f->routing : NULL;
+    /* A port that was just added has no lane before the router knows it. */
+    struct routing *r = f->routing && p && fsck_load(&routing_lane(f->routing, n)->orders.tail) ? f->routing : NULL;
     struct lane l = {.n = n, .orders = orders, .from = orders ? 255 : (uint8_t)n,
                      .queue = orders ? &f->orders[n] : &f->refs[n]};
 

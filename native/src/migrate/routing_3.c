@@ -39,7 +39,7 @@ static uint64_t bytes(const void *from, uint64_t from_bytes)
     for (uint32_t i = 0; i < r->connmgrs; i++)
         if (r->subs_high[i] > r->subs_each)
             return 0;
-    return routing_bytes(r->connmgrs, r->sessions, r->subs_each);
+    return routing_bytes(r->sessions, r->subs_each);
 }
 
 static int finish(void *from, uint64_t from_bytes, void *other, uint64_t other_bytes)
@@ -131,7 +131,7 @@ static int convert(const struct conversion *c)
 
     if (from->redo.count)
         return -EPROTO;
-    routing_format(to, from->connmgrs, from->connmgrs, from->sessions, from->subs_each);
+    routing_format(to, from->connmgrs, 0, from->sessions, from->subs_each);
     atomic_store(&to->header.magic, 0); /* last, below: it was needed for the offsets */
     to->step = from->step;
     to->cells_high = from->cells_high;

@@ -38,6 +38,7 @@ API enum conn_option {     /* what was agreed with a client: bits of conn_rec.ph
     CONN_NO_RESPONDERS = 1 << 12, /* it is told when nobody gets a request */
     CONN_CONNECTED = 1 << 13,     /* what it said about itself was accepted */
     CONN_AWAITING = 1 << 14,      /* conn.awaiting: only in the record */
+    CONN_GREET_AGAIN = 1 << 15,   /* it takes a greeting at any time */
 };
 
 /* ---- what clients say ---- */

@@ -296,6 +296,14 @@ static int restore(struct router *rt, uint32_t port, uint32_t slot)
     return 0;
 }
 
+static int has_subs(struct routing *seg, uint32_t port)
+{
+    for (uint32_t slot = 0; slot < seg->subs_high[port]; slot++)
+        if (routing_sub(seg, port, slot)->word & ROUTING_ACTIVE)
+            return 1;
+    return 0;
+}
+
 /* Rebuilds index, lists and free cells, some at each call: see router_start(). */
 int clients_start(struct router *rt)
 {
@@ -304,7 +312,9 @@ int clients_start(struct router *rt)
     uint32_t cells = (uint32_t)seg->cells_high;
 
     index_restoring(rt->index, 1);
-    for (uint32_t left = ROUTER_STARTS_A_CALL; rt->start_port < seg->ports; rt->start_port++, rt->start_slot = 0)
+    for (uint32_t left = ROUTER_STARTS_A_CALL; rt->start_port < seg->ports; rt->start_port++, rt->start_slot = 0) {
+        if (rt->start_port >= rt->conf.ports && has_subs(seg, rt->start_port))
+            return -EBUSY;
         for (; rt->start_slot < seg->subs_high[rt->start_port]; rt->start_slot++) {
             if (left-- == 0)
                 return 1;
@@ -315,6 +325,7 @@ int clients_start(struct router *rt)
                     return err;
             }
         }
+    }
     index_restoring(rt->index, 0);
     for (uint32_t cell = cells; cell-- > 0;)
         if (!used[cell])

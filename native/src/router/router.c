@@ -73,6 +73,7 @@ int router_start(struct router *rt)
     for (uint32_t i = 0; i < rt->conf.ports; i++) {
         struct batch_ring *ring = rt->out[i].ring;
 
+        routing_begin_lane(rt->seg, i, rt->conf.lives[i]);
         batch_out_open(&rt->out[i], ring, rt->out[i].queue, 255);
         if (rt->out[i].bytes > BATCH_HEAD)
             rt->out[i].load = BATCH_BYTES; /* not known: nothing is added to it */

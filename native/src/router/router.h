@@ -51,6 +51,7 @@ API struct router_conf {
     uint32_t spin_adaptive;
     uint64_t spin_ns;  /* see spin.h */
     uint32_t generation;
+    uint8_t lives[PORTS_MAX]; /* which life each port is in (R8 of routing.h) */
 };
 
 API struct router_stats { /* only grow */
@@ -152,7 +153,8 @@ struct router {
 
 API int router_open(const struct router_conf *conf, struct routing *seg, const int *refs_queues,
                     const int *orders_queues, struct router **ret_rt);
-/* Rebuilds the index, in pieces: 1: there is more, call it again. 0: done. Negative errno. */
+/* Rebuilds the index, in pieces: 1: there is more, call it again. 0: done. Negative errno; -EBUSY: there are
+ * subscriptions of ports past those of the configuration. */
 API int router_start(struct router *rt);
 API uint32_t router_started(const struct router *rt); /* subscriptions found so far */
 /* Works for at most timeout_ms, sleeping when there is nothing to do. 0 or negative errno. */

@@ -1,9 +1,12 @@
 /* routing: the primary state of the router. Its process keeps only the subject index and
  * lists, rebuilt from here at start.
  *
- *   struct routing | per port: inbox, ring of orders (prefaulted) | clients |
+ *   struct routing | per port: inbox, ring of orders | clients |
  *   subscriptions, one array per port | text cells | requests | legs | names (modes.h) |
  *   per port: references that were set aside (aside.h)
+ *
+ * There is a place for each of PORTS_MAX ports, so that one can be added to an instance at work. What
+ * nobody has used is a hole, and no memory; the lanes of the ports in use are prefaulted.
  *
  * Created by:   the router, under its lease. Mapped and written by: the router alone.
  * Invariants:
@@ -35,6 +38,10 @@
  *       it go there too, so they stay in order. An entry has a place in the input of its own (R4): it is
  *       done when `at` is past its reference. `head` passes entries that are done. Lists in pieces are
  *       ordered from there alone, and of one port at most one at a time (P3).
+ *   R8  A lane is that of one life of its port, whose number is in `lives`: what it says of batches that
+ *       were taken and sent is about the journal of that life. The router begins a lane anew, before it
+ *       takes anything from its queue, when the port has another number than the lane. Before that
+ *       nobody has a client, a subscription or a message at that port.
  * Whose turn it is in a queue group is derived state of the index. It starts anew with the router,
  * so R3 does not promise that a repeated step picks the same member. Nothing of the first attempt
  * was visible to anybody. The same goes for who has been idle longest (modes.h).
@@ -129,12 +136,14 @@ struct routing {
     uint8_t kinds[PORTS_MAX]; /* creator, once: enum port_kind of each index */
     uint64_t asides_at; /* creator, once */
     uint64_t reply_key[2]; /* creator, once, at random: of the tokens in reply subjects (modes.h) */
-    uint64_t reserved0[8];
+    uint8_t lives[PORTS_MAX]; /* single stores "lane.begun": which life of its port each lane is of (R8) */
+    uint64_t ports_high; /* single stores, only grows: ports that there ever were */
+    uint64_t reserved0[3];
     uint64_t step;      /* redo: steps committed */
     uint64_t cells_high; /* single stores, only grow, raised before use */
     uint64_t requests_high, legs_high, names_high; /* high marks, as cells_high */
     uint64_t reserved1[11];
-    uint64_t subs_high[PORTS_MAX]; /* high mark of each port's subscriptions */
+    uint64_t subs_high[PORTS_MAX]; /* high mark of each port's subscriptions; 0 again in its next life */
     struct routing_in in[PORTS_MAX];
     struct redo_log redo;
 };
@@ -185,12 +194,14 @@ struct mode_name { /* by slot of the connection; R5 */
 };
 _Static_assert(sizeof(struct mode_name) == 128, "two cache lines");
 
-API uint64_t routing_bytes(uint32_t ports, uint32_t clients, uint32_t subs_each);
-/* The part that must be resident: everything before the clients. */
+API uint64_t routing_bytes(uint32_t clients, uint32_t subs_each);
+/* The part that must be resident while there are that many ports: their lanes, and what is before them. */
 API uint64_t routing_hot_bytes(uint32_t ports);
 API uint64_t routing_fingerprint(void);
-/* The first `connmgrs` of the ports are that. */
-API void routing_format(struct routing *r, uint32_t ports, uint32_t connmgrs, uint32_t clients, uint32_t subs_each);
+/* There are `connmgrs` connmgrs, and `others` ports behind them. */
+API void routing_format(struct routing *r, uint32_t connmgrs, uint32_t others, uint32_t clients, uint32_t subs_each);
+/* Begins the lane of a port for a life of it (R8). Nothing happens if it is that one's already. */
+void routing_begin_lane(struct routing *r, uint32_t port, uint8_t life);
 
 static inline struct routing_lane *routing_lane(struct routing *r, uint32_t port)
 {

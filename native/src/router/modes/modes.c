@@ -27,17 +27,17 @@ int modes_open(struct router *rt)
     m->request_links = reserve(MODE_REQUESTS_MAX * sizeof(struct request_link));
     m->leg_links = reserve(MODE_LEGS_MAX * sizeof(struct leg_link));
     m->conns = reserve((uint64_t)seg->clients * sizeof(struct mode_conn));
-    m->pins = reserve((uint64_t)seg->ports * seg->subs_each * 4);
+    m->pins = reserve((uint64_t)rt->conf.ports * seg->subs_each * 4);
     m->request_free = reserve(MODE_REQUESTS_MAX * 4);
     m->leg_free = reserve(MODE_LEGS_MAX * 4);
     m->session_hash = reserve(MODES_BUCKETS * 4);
     m->name_hash = reserve(MODES_BUCKETS * 4);
     m->name_next = reserve((uint64_t)seg->clients * 4);
     m->heap = reserve(MODE_REQUESTS_MAX * 4);
-    m->sub_seen = reserve((uint64_t)seg->ports * seg->subs_each * 4);
+    m->sub_seen = reserve((uint64_t)rt->conf.ports * seg->subs_each * 4);
     m->queue_seen = reserve(((uint64_t)rt->conf.subjects + 1) * 4);
     m->own = reserve((uint64_t)seg->clients * sizeof(struct mode_own));
-    m->list = reserve((uint64_t)seg->ports * seg->subs_each * 4);
+    m->list = reserve((uint64_t)rt->conf.ports * seg->subs_each * 4);
     rt->modes = m;
     return m->request_links && m->leg_links && m->conns && m->pins && m->request_free && m->leg_free &&
                    m->session_hash && m->name_hash && m->name_next && m->heap && m->sub_seen && m->queue_seen &&

@@ -43,7 +43,7 @@ static struct spread begin(struct router *rt, uint32_t from, const struct ref_me
     const struct routing_in *in = &rt->seg->in[from];
 
     if (!++rt->modes->stamp) { /* once in four thousand million: what has an old stamp must not look met */
-        memset(rt->modes->sub_seen, 0, (size_t)rt->seg->ports * rt->seg->subs_each * 4);
+        memset(rt->modes->sub_seen, 0, (size_t)rt->conf.ports * rt->seg->subs_each * 4);
         memset(rt->modes->queue_seen, 0, ((size_t)rt->conf.subjects + 1) * 4);
         memset(rt->modes->own, 0, (size_t)rt->seg->clients * sizeof(struct mode_own));
         rt->modes->stamp = 1;
