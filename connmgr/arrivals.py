@@ -37,14 +37,17 @@ class Arrivals:
         watcher.watch(self._listener.fileno(), self._listener.fileno())
 
     def receive(self, fd: int) -> bool:
-        """Handles readability of `fd`; False if it is none of ours."""
+        """Handles readability of `fd`; False if it is none of ours.
+
+        One message at a time, of wire.HANDOFFS_MAX clients at most: however many come, those that
+        are here are read and written in between. What is left makes `fd` readable again.
+        """
         if fd == self._listener.fileno():
             self._accept()
             return True
         if fd not in self._peers:
             return False
-        while self._take(self._peers[fd]):
-            pass
+        self._take(self._peers[fd])
         return True
 
     def close(self) -> None:
@@ -52,33 +55,32 @@ class Arrivals:
         for sock in (self._listener, *self._peers.values()):
             sock.close()
 
-    def _take(self, peer: socket.socket) -> bool:
-        """One message; False: there is none, or there will be none."""
+    def _take(self, peer: socket.socket) -> None:
+        """One message, if there is one."""
         fds: list[int] = []
         try:
             data, fds = wire.receive(peer)
             if not data:
                 self._close(peer)
-                return False
+                return
             if wire.is_ask(data):
                 with contextlib.suppress(OSError):
                     wire.send(peer, wire.hello())
-                return True
+                return
             entries = wire.unpack_handoff(data)
             if len(fds) != len(entries):
                 raise wire.WireError(f"hand-off: {len(entries)} entries, {len(fds)} descriptors")
         except BlockingIOError:
-            return False
+            return
         except (wire.WireError, OSError) as error:
             self._log.warning("hand-off refused: %s", error)
             wire.close_all(fds)
             self._close(peer)
             self._to.missed()
-            return False
+            return
         crash.here("connmgr.received")
         for (uid, slot, _listener), client in zip(entries, fds, strict=True):
             self._to.adopt(slot, uid, client)
-        return True
 
     def _close(self, peer: socket.socket) -> None:
         self._watcher.unwatch(peer.fileno())

@@ -48,7 +48,6 @@ class Connmgr(role.Role):
                 Exit.USAGE,
             )
         self.listener = listeners[0]
-        program.pin()
         self.memory = migrate.for_connmgr(program.instance, self.index, self.config.connmgrs)
         self.keeper = KeeperClient(program.runtime.socket(names.KEEPER_SOCKET))
         self.kept = Kept(self.keeper)
@@ -123,6 +122,7 @@ class Connmgr(role.Role):
         sockets, and only then starts.
         """
         program, config = self.program, self.config
+        program.pin()
         found = self.engine.load()
         self.stats = Own(
             program.instance,

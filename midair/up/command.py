@@ -23,6 +23,7 @@ GONE_S = 5.0  # how long the components of a manager that was killed may take to
 
 def up(conf: Config) -> None:
     """Runs an instance in the foreground until Ctrl-C, SIGTERM or `midair down`."""
+    conf = conf.counted()
     instance = conf.server.name
     user = _router_user(conf)
     log = program.make_log("midair", conf.log.level)

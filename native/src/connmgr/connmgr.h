@@ -56,7 +56,8 @@
 #define CONNMGR_RECV_LINE 512u        /* bytes of one recv of a control line when too much is begun */
 #define CONNMGR_BULK_BYTES 32768u     /* a frame larger than this gets a chunk of its own */
 #define CONNMGR_COPY_MAX BATCH_COPY_MAX /* a body larger than this is written from the arena */
-#define CONNMGR_REFS_AHEAD 8u         /* unsent reference batches before reading stops */
+#define CONNMGR_REFS_AHEAD 6u         /* batches of references to messages in the ring when reading stops */
+#define CONNMGR_DUE_AHEAD 2u          /* the same of those that no client frame brings: they wait with what they are about */
 #define CONNMGR_ORDERS_A_TURN 16      /* order batches between two writes */
 #define CONNMGR_MADE_A_TURN (1u << 22) /* bytes of output before it is written: more leaves the cache */
 #define CONNMGR_FULL_MESSAGES 200u    /* in a batch of references that is sent */
@@ -305,6 +306,9 @@ struct connmgr {
     uint32_t *sub_hash, sub_hash_mask;
     uint32_t *sub_free, sub_free_count;
     uint32_t *sub_due, sub_due_count; /* REF_UNSUBSCRIBE to send */
+    uint64_t due[CONNMGR_DUE_AHEAD];  /* batches of what is due that have not left the ring (refer_due) */
+    uint32_t due_count;
+    uint64_t refs_end;    /* no batch at or past this is begun for what clients say (refer_have_room) */
 
     struct out_seg *segs;
     uint32_t *seg_free, seg_free_count;

@@ -65,8 +65,9 @@ API struct batch_out {            /* private to the sender */
     mqd_t queue;
     uint64_t seq;             /* of the batch being filled, with uncommitted appends */
     uint32_t bytes;
-    uint32_t load;            /* the router's: what the runs in it count for beside their bytes
-                               * (batch_run_load) */
+    uint32_t load;            /* what the messages in it count for beside the bytes of their records: the
+                               * router's for the output they make (batch_run_load), a connmgr's for the
+                               * router's work and the arena (refer_load) */
     uint8_t from;
     int blocked;              /* the queue was full at the last try */
     uint32_t passes;          /* batch_rounds() since the last batch was closed */
