@@ -58,6 +58,10 @@
 #define CONNMGR_COPY_MAX BATCH_COPY_MAX /* a body larger than this is written from the arena */
 #define CONNMGR_REFS_AHEAD 6u         /* batches of references to messages in the ring when reading stops */
 #define CONNMGR_DUE_AHEAD 2u          /* the same of those that no client frame brings: they wait with what they are about */
+#define CONNMGR_LOAD_BYTES 16u        /* bytes of a body count for one of the batch of its reference, */
+#define CONNMGR_LOAD_EACH 16u         /* and a message of a run for so many (refer_load): */
+#define CONNMGR_BATCH_BODIES (BATCH_BYTES * CONNMGR_LOAD_BYTES)  /* so a batch is full at 128 KiB, */
+#define CONNMGR_BATCH_MESSAGES (BATCH_BYTES / CONNMGR_LOAD_EACH) /* and holds 512 messages at most */
 #define CONNMGR_ORDERS_A_TURN 16      /* order batches between two writes */
 #define CONNMGR_MADE_A_TURN (1u << 22) /* bytes of output before it is written: more leaves the cache */
 #define CONNMGR_FULL_MESSAGES 200u    /* in a batch of references that is sent */
@@ -194,6 +198,7 @@ struct conn {
     uint32_t next_held, prev_held;
     uint32_t consumer;     /* UNREAD_CONSUMER: slot and uid of the crowded one */
     uint64_t consumer_uid;
+    uint32_t ports;        /* UNREAD_PORT: those it waits for, as bits */
     uint64_t heard_ns;    /* last bytes from the client */
     uint32_t pings;       /* unanswered */
     uint8_t name_asked;   /* another client asks for its name: see `question` */

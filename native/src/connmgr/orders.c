@@ -16,6 +16,13 @@ static void hold_publisher(struct connmgr *cm, const struct order_hold *o)
         unread_for_consumer(cm, &cm->conns[o->publisher], o->consumer, o->consumer_uid);
 }
 
+/* The same about ports that take no orders. */
+static void wait_for_ports(struct connmgr *cm, const struct order_wait *o)
+{
+    if (o->conn < cm->journal->conns_high)
+        unread_for_ports(cm, &cm->conns[o->conn], (uint32_t)o->ports);
+}
+
 static void session_opened(struct connmgr *cm, const struct order_opened *o)
 {
     struct conn *c = &cm->conns[o->conn];
@@ -134,6 +141,12 @@ static void apply(struct connmgr *cm, const struct order *o, uint32_t stamp)
         return;
     case ORDER_HOLD:
         hold_publisher(cm, (const struct order_hold *)o);
+        return;
+    case ORDER_WAIT:
+        wait_for_ports(cm, (const struct order_wait *)o);
+        return;
+    case ORDER_GO_ON:
+        unread_go_on(cm, (uint32_t)((const struct order_wait *)o)->ports);
         return;
     case ORDER_TRACE:
         trace_mark(cm, (const struct order_trace *)o);

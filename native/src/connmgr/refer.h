@@ -18,13 +18,9 @@
 #include "connmgr/connmgr.h"
 
 /* What a message counts for in its batch, beside its reference: one of a run for as much as the smallest
- * record would, and its bytes. So a batch stands for REFER_BATCH_MESSAGES and REFER_BATCH_BODIES at most,
+ * record would, and its bytes. So a batch stands for CONNMGR_BATCH_MESSAGES and CONNMGR_BATCH_BODIES at most,
  * and the last message in it, however large that is. */
-#define REFER_LOAD_BYTES 16u /* bytes of a body that count for one of the batch */
-#define REFER_LOAD_EACH 16u
-#define REFER_BATCH_BODIES (BATCH_BYTES * REFER_LOAD_BYTES)
-#define REFER_BATCH_MESSAGES (BATCH_BYTES / REFER_LOAD_EACH)
-static inline uint32_t refer_load(uint32_t size) { return size / REFER_LOAD_BYTES; }
+static inline uint32_t refer_load(uint32_t size) { return size / CONNMGR_LOAD_BYTES; }
 
 /* Room for the references of any one frame: a reading connmgr stops well before the ring is full, so
  * that this fails only while the router is away, or slower than the clients. */
@@ -43,7 +39,7 @@ static inline uint32_t refer_most(const struct connmgr *cm, uint32_t bytes, uint
     if (used + bytes > BATCH_BYTES)
         used = BATCH_HEAD;
     used += bytes + refer_load(size);
-    return used < BATCH_BYTES ? (BATCH_BYTES - used) / (REFER_LOAD_EACH + refer_load(size)) : 0;
+    return used < BATCH_BYTES ? (BATCH_BYTES - used) / (CONNMGR_LOAD_EACH + refer_load(size)) : 0;
 }
 
 /* A message; `more` bytes are left free behind the texts. */
@@ -78,7 +74,7 @@ static inline void refer_join(struct connmgr *cm, struct ref_message *r, uint32_
     run->messages = (uint16_t)(more + 1);
     run->flags |= REF_RUN;
     run->size_all += more * size;
-    cm->port.refs.load += more * (REFER_LOAD_EACH + refer_load(size));
+    cm->port.refs.load += more * (CONNMGR_LOAD_EACH + refer_load(size));
 }
 
 void refer_mode(struct connmgr *cm, const struct conn *c, uint64_t handle, uint32_t size, uint8_t flags,

@@ -18,6 +18,7 @@
 
 #define LIST_MAX ((BATCH_RECORD_MAX - ORDER_BYTES_MIN) / 4)
 #define PICKS_MAX 4096u
+#define PICKS_WAIT UINT32_MAX
 #define RUN_BYTES_MAX (BATCH_BYTES - 128u) /* of one order with its load: there may be a mark beside it */
 
 /* Counts a message on a queue member (R3: redone by base and stamp). */
@@ -37,24 +38,59 @@ void route_count_pick(struct router *rt, index_sub sub)
         rt->spent[rt->spent_count++] = sub;
 }
 
-/* One member per group, not the sender itself if it does not want its echo. */
-static uint32_t pick_members(struct router *rt, const struct index_match *m, const struct ref_message *r)
+/* The first member from `at` on that is not on one of these ports, and not the sender if it does not want its
+ * echo; ROUTER_NONE: there is none. */
+static uint32_t member_elsewhere(const struct index_group *group, const struct ref_message *r, uint32_t at, uint32_t ports)
+{
+    for (uint32_t tries = group->count; tries; tries--) {
+        if (!(r->flags & REF_NO_ECHO && group->conns[at] == r->conn) && !(ports >> INDEX_SUB_PORT(group->subs[at]) & 1))
+            return at;
+        at = at + 1 < group->count ? at + 1 : 0;
+    }
+    return ROUTER_NONE;
+}
+
+/* One member per group. Those of ports that stand still or have no room (`full`, as bits) are passed over for
+ * others; PICKS_WAIT if all that a group has are of ports without room. */
+static uint32_t pick_members(struct router *rt, const struct index_match *m, const struct ref_message *r, uint32_t full)
 {
     uint32_t count = 0;
 
     for (uint32_t g = 0; g < m->group_count && count < PICKS_MAX; g++) {
         struct index_group *group = &m->groups[g];
-        uint32_t at = index_group_pick(group), tries = group->count;
+        uint32_t first = index_group_pick(group), at = first;
 
-        if (r->flags & REF_NO_ECHO)
-            while (tries && group->conns[at] == r->conn) {
-                at = at + 1 < group->count ? at + 1 : 0;
-                tries--;
-            }
-        if (tries)
+        if (r->flags & REF_NO_ECHO || full || rt->still) {
+            at = member_elsewhere(group, r, first, full | rt->still);
+            if (at == ROUTER_NONE && rt->still)
+                at = member_elsewhere(group, r, first, full);
+            if (at == ROUTER_NONE && full && member_elsewhere(group, r, first, 0) != ROUTER_NONE)
+                return PICKS_WAIT;
+        }
+        if (at != ROUTER_NONE)
             rt->picks[count++] = group->subs[at];
     }
     return count;
+}
+
+/* Whether some of the recipients, which are in the order of their ports, are on one of those. */
+static int any_on(const uint32_t *subs, uint32_t count, uint32_t ports)
+{
+    for (; ports; ports &= ports - 1) {
+        uint32_t port = (uint32_t)__builtin_ctz(ports), at = 0, end = count;
+
+        while (at < end) {
+            uint32_t middle = at + (end - at) / 2;
+
+            if (INDEX_SUB_PORT(subs[middle]) < port)
+                at = middle + 1;
+            else
+                end = middle;
+        }
+        if (at < count && INDEX_SUB_PORT(subs[at]) == port)
+            return 1;
+    }
+    return 0;
 }
 
 /* Lists being written for the ports of one message. */
@@ -235,7 +271,7 @@ static int route_many(struct router *rt, uint32_t from, const struct ref_message
                       uint64_t handle, uint32_t messages)
 {
     const uint32_t *subs = m->subs;
-    uint32_t count = m->count, mask = 0;
+    uint32_t count = m->count, mask = 0, full;
     int huge = rt->seg->in[from].touched || batches_for(m->count + m->group_count) > BATCH_RING / 2;
 
     if (r->flags & REF_NO_ECHO) {
@@ -247,22 +283,23 @@ static int route_many(struct router *rt, uint32_t from, const struct ref_message
     }
     if (!huge) {
         /* Each pick may also end a membership: an order of four words. */
-        uint32_t need = batches_for(count + 5 * m->group_count);
-
-        for (uint32_t i = 0; i < rt->conf.ports; i++)
-            if (!router_room(rt, i, need))
-                return 0;
+        full = router_full(rt, batches_for(count + 5 * (m->group_count < PICKS_MAX ? m->group_count : PICKS_MAX)));
+        if (full && any_on(subs, count, full))
+            return 0;
     } else {
         /* What came before it in the batch must not be routed again when the pieces are. */
         router_commit_at(rt, from, router_at(rt, from, r));
         sort_ids(rt->sorted, count);
         if (!route_huge(rt, from, handle, subs, count))
             return 0;
-        for (uint32_t i = 0; i < rt->conf.ports; i++)
-            if (!router_room(rt, i, BATCH_RING / 4))
-                return 0;
+        full = router_full(rt, BATCH_RING / 4);
+        if (full & (uint32_t)rt->seg->in[from].touched)
+            return 0;
     }
-    uint32_t picked = pick_members(rt, m, r);
+    uint32_t picked = pick_members(rt, m, r, full);
+
+    if (picked == PICKS_WAIT)
+        return 0;
     struct writer w = {.rt = rt, .handle = handle, .messages = messages, .size_each = r->size / ref_messages(r),
                        .subject_len = r->subject_len};
 

@@ -237,7 +237,9 @@ enum order_type {
     ORDER_STATUS = 15,       /* order_text, then order_said: a message of the router's own */
     ORDER_NAME_GIVEN = 16,   /* order_conn: the name it asked for is its own */
     ORDER_NAME_ASKED = 17,   /* order_name: another client asks for the name of this one: is it alive? */
-    ORDER_LAST = ORDER_NAME_ASKED,
+    ORDER_WAIT = 18,         /* order_wait: a connection publishes to ports that stand still, and is not to be read */
+    ORDER_GO_ON = 19,        /* order_wait: these ports take orders again */
+    ORDER_LAST = ORDER_GO_ON,
 };
 #define ORDER_MORE 0x80 /* in type: further recipients of this message follow for this port */
 
@@ -315,6 +317,12 @@ struct order_hold { /* a publisher is not read until the consumer is no longer c
     uint32_t consumer;     /* conn slot */
     uint32_t pad2;
 };
+struct order_wait { /* to the port of a publisher */
+    uint8_t type, limit;
+    uint16_t pad;
+    uint32_t conn;  /* WAIT: its slot */
+    uint64_t ports; /* as bits */
+};
 struct order_mode { /* as ORDER_DELIVER to one, with texts of its own */
     uint8_t type, limit;
     uint16_t rest; /* bytes after `handle`, without padding */
@@ -389,6 +397,7 @@ ORDER_FITS(order_conn, conn, uid, 16);
 ORDER_FITS(order_sub, conn, sub, 16);
 ORDER_FITS(order_name, conn, uid, 32);
 ORDER_FITS(order_hold, publisher, consumer_uid, 24);
+ORDER_FITS(order_wait, conn, ports, 16);
 ORDER_FITS(order_mode, sub, handle, 32);
 ORDER_FITS(order_text, written, pad, 16);
 ORDER_FITS(order_trace, bytes, queued_ns, 40);
