@@ -218,7 +218,7 @@ class Config:
         return 1 if cores <= 2 else min(4, cores // 2)
 
     def counted(self) -> Config:
-        """A copy whose `connmgr.count` is what there are: it stays that wherever it is read next."""
+        """A copy whose `connmgr.count` is what there are: wherever it is read, it stays that."""
         return self.with_("connmgr", count=self.connmgrs)
 
     @property

@@ -38,8 +38,8 @@ def body(number: int) -> bytes:
 
 @pytest.mark.parametrize("killed", ["", "itself", "router", "source"])
 def test_nobody_else_waits_for_a_connmgr_that_hangs(make_midair: Make, killed: str) -> None:
-    """003-63: its ring is full. Messages that do not concern it go on: to one, to several, and to the
-    members of a queue group that are elsewhere. Then it goes on, or dies, or another does."""
+    """003-63: its ring is full. Messages that do not concern it go on: to several, and to members of
+    a queue group that are elsewhere. Then it goes on, or dies, or another does."""
     instance = make_midair(CONFIG, connmgrs=2)
     inside = Inside(instance.name, 2, 256 * MIB)
     made = [Stream(instance.host, instance.port) for _ in range(10)]

@@ -164,8 +164,8 @@ FULL = (64 + 2) * 204 // 8
     ],
 )
 def test_hand_offs_do_not_stop_reading(make_midair: Make, connmgrs: int, count: int) -> None:
-    """003-69: thousands connect while the router is away. Who is connected is read all the same, and
-    a flow goes on; all that came are greeted afterwards, and those that left are forgotten."""
+    """003-69: thousands connect while the router is away. Who is connected is read all the same,
+    and a flow goes on; all that came are greeted afterwards, and those that left are forgotten."""
     assert count // connmgrs > FULL
     allow_descriptors(count + 500)
     instance = make_midair(PATIENT + SHALLOW, connmgrs=connmgrs)
@@ -193,7 +193,7 @@ def test_hand_offs_do_not_stop_reading(make_midair: Make, connmgrs: int, count: 
             if connmgrs == 1:  # with several, no decision is repeated
                 reader.expect(msg(b"s", b"1", b"%d" % said))
             else:
-                eventually(lambda: read_so_far() == said + 2, "the sender is read")
+                eventually(lambda sent=said + 2: read_so_far() == sent, "the sender is read")
             said += 1
         worker.done()
         eventually(lambda: read_so_far() == said + 1, "everything said was read")
@@ -273,7 +273,7 @@ def test_shares_do_not_depend_on_the_connmgr(make_midair: Make, spread: tuple[in
     inside.table.close()
     alone, others = shares[0], shares[1:]
     assert max(others) < 1.5 * min(others), shares
-    # By connmgr it would get as much as all of the others together, or more. If its connmgr does not
-    # get its time from a busy machine it may get less: who does not come is not waited for.
+    # By connmgr it would get as much as all of the others together, or more. If its connmgr does
+    # not get its time on a busy machine it may get less: who does not come is not waited for.
     assert alone < 1.5 * min(others), shares
     assert 4 * alone > max(others), shares

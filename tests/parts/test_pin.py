@@ -21,6 +21,10 @@ pytestmark = pytest.mark.skipif(
 Make = Callable[..., Instance]
 
 
+def replaced(instance: Instance, part: str, pid: int) -> None:
+    eventually(lambda: instance.components()[part]["pid"] not in (None, pid), f"another {part}")
+
+
 @pytest.mark.parametrize("count", [1, 2, 0])
 def test_every_connmgr_serves_clients_that_hear_each_other(make_midair: Make, count: int) -> None:
     """003-10; also after a death, as a successor works it out anew."""
@@ -47,9 +51,7 @@ def test_every_connmgr_serves_clients_that_hear_each_other(make_midair: Make, co
         if killed:
             before = instance.pid(killed)
             os.kill(before, signal.SIGKILL)
-            eventually(
-                lambda: instance.components()[killed]["pid"] not in (None, before), "another"
-            )
+            replaced(instance, killed, before)
         for at, sender in enumerate(streams):
             body = b"%d %d" % (number, at)
             sender.send(pub(b"all", body))

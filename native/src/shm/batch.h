@@ -20,9 +20,11 @@
  *       clears the sequence field before the call. Found equal to done + 1 after a crash,
  *       it means: received, not finished.
  *   B5  Nobody waits inside `mq_send`. While references cannot leave, a port takes in nothing
- *       that would make more: a connmgr stops reading its clients. While the ring of a port is
- *       full, the router leaves references waiting: those with one recipient there, and those
- *       with several recipients anywhere. It goes on with those of the other ports.
+ *       that would make more: a connmgr stops reading its clients. Openings and ends of
+ *       connections are never counted for that. While the ring of a port has no room, the router
+ *       leaves references to recipients there waiting, and with them the port they came from. It
+ *       goes on with those of the other ports. What is kept of a ring for a port that stands
+ *       still, and who waits then, is in router/still.c. Nothing is left out.
  */
 #ifndef MIDAIR_BATCH_H
 #define MIDAIR_BATCH_H
