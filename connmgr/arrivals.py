@@ -43,14 +43,17 @@ class Arrivals:
         watcher.watch(self._listener.fileno(), self._listener.fileno())
 
     def receive(self, fd: int) -> bool:
-        """Handles readability of `fd`; False if it is none of ours."""
+        """Handles readability of `fd`; False if it is none of ours.
+
+        One message at a time, of wire.HANDOFFS_MAX clients at most: however many come, those that
+        are here are read and written in between. What is left makes `fd` readable again.
+        """
         if fd == self._listener.fileno():
             self._accept()
             return True
         if fd not in self._peers:
             return False
-        while self._take(self._peers[fd]):
-            pass
+        self._take(self._peers[fd])
         self._answer()
         return True
 

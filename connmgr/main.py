@@ -50,7 +50,6 @@ class Connmgr(role.Role):
                 Exit.USAGE,
             )
         self.listener = listeners[0]
-        program.pin()
         self.memory = migrate.for_connmgr(program.runtime, self.index, self.config.connmgrs)
         self.keeper = KeeperClient(program.runtime.socket(names.KEEPER_SOCKET))
         self.kept = Kept(self.keeper)
@@ -144,6 +143,7 @@ class Connmgr(role.Role):
         sockets, and only then starts.
         """
         program, config = self.program, self.config
+        program.pin()
         if self.engine.found_batch:
             self.add_old_arenas()
         found = self.engine.load()

@@ -260,6 +260,10 @@ class Config:
         cores = len(os.sched_getaffinity(0))
         return 1 if cores <= 2 else min(4, cores // 2)
 
+    def counted(self) -> Config:
+        """A copy whose `connmgr.count` is what there are: wherever it is read, it stays that."""
+        return self.with_("connmgr", count=self.connmgrs)
+
     @property
     def serving(self) -> int:
         """How many of them take new clients."""
@@ -312,8 +316,9 @@ class Config:
         return "\n".join(lines)
 
     def for_parts(self, version: str) -> str:
-        """The same for parts that may be of another version than this one."""
-        return f"{FOR_PARTS} {version}: what a part does not know is left out.\n{self.to_toml()}"
+        """The same for parts that may be of another version than this one; all count the same."""
+        text = self.counted().to_toml()
+        return f"{FOR_PARTS} {version}: what a part does not know is left out.\n{text}"
 
 
 def load(path: str | os.PathLike[str] | None) -> Config:
@@ -322,11 +327,14 @@ def load(path: str | os.PathLike[str] | None) -> Config:
 
 
 def load_part(path: str | os.PathLike[str] | None) -> Config:
-    """The configuration of a part: the user's file, or what a manager wrote for its parts."""
+    """The configuration of a part: the user's file, or what a manager wrote for its parts.
+
+    A part may bind itself to one core later, which must not change how many connmgrs it counts.
+    """
     if path is None:
-        return Config()
+        return Config().counted()
     text = _text(path)
-    return parse(text, os.fspath(path), known_only=text.startswith(FOR_PARTS))
+    return parse(text, os.fspath(path), known_only=text.startswith(FOR_PARTS)).counted()
 
 
 def _text(path: str | os.PathLike[str]) -> str:

@@ -22,7 +22,6 @@ class Router(role.Role):
 
     def __init__(self, program: Program) -> None:
         super().__init__(program)
-        program.pin()
         self.memory = migrate.for_router(program.runtime)
         self._queues = {
             noun: [program.open_queue(noun, n).fd for n in range(self.config.ports)]
@@ -55,6 +54,7 @@ class Router(role.Role):
 
     def recover(self) -> dict[str, int]:
         program = self.program
+        program.pin()
         self._stats = Own(program.runtime, names.ROUTER, None, 0, program.ipc_gid).pointer
         self._engine.resume(self._stats)
         found = self._engine.start(program.watchdog)  # with very many subscriptions it takes long

@@ -129,7 +129,10 @@ class Program:
         self._taken_ns = time.monotonic_ns()
 
     def pin(self) -> None:
-        """With `latency.pin`: the router to the last core, connmgrs to the others in turn."""
+        """With `latency.pin`: the router to the last core, connmgrs to the others in turn.
+
+        Called once the configuration was looked at: some of it depends on the number of cores.
+        """
         if self.config.latency.pin:
             *others, last = sorted(os.sched_getaffinity(0))
             own = others[(self.index or 0) % len(others)] if others else last

@@ -29,7 +29,7 @@ from midair.version import __version__
 
 def up(source: Source) -> None:
     """Runs an instance in the foreground until Ctrl-C, SIGTERM or `midair down`."""
-    conf = source.load()
+    conf = source.load().counted()
     log_file = LogFile()
     log_file.use(conf.log.file)
     try:

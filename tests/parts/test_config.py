@@ -163,7 +163,7 @@ def test_what_a_manager_writes_for_parts_may_have_more_than_they_know(tmp_path: 
     text = text.replace("[limits]", "[limits]\nto_come = {a = 1}") + "[to_come]\nkey = [1]\n"
     path = tmp_path / "config.toml"
     path.write_text(text)
-    assert config.load_part(path) == conf
+    assert config.load_part(path) == conf.counted()
     # A value that is not allowed is refused there too, and a user's file as ever.
     path.write_text(text.replace("depth = 7", "depth = 1"))
     with pytest.raises(
@@ -232,6 +232,21 @@ def test_number_of_connmgrs_follows_the_cores(monkeypatch: pytest.MonkeyPatch) -
     for cores, expected in ((1, 1), (2, 1), (4, 2), (8, 4), (64, 4)):
         monkeypatch.setattr(os, "sched_getaffinity", lambda _pid, n=cores: set(range(n)))
         assert Config().connmgrs == expected
+
+
+def test_a_part_that_is_bound_to_one_core_counts_the_same_connmgrs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """003-10: `latency.pin` with `count = 0`."""
+    path = tmp_path / "config.toml"
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(8)))
+    path.write_text("[latency]\npin = true\n")
+    of_a_user = config.load_part(path)
+    of_a_manager = config.load(path).for_parts("0.0")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {7})
+    assert (of_a_user.connmgrs, of_a_user.ports) == (4, 4)
+    path.write_text(of_a_manager)
+    assert config.load_part(path) == of_a_user
 
 
 def test_check_config_command(tmp_path: Path) -> None:

@@ -35,6 +35,8 @@ STANDING_BY = PARTS[1:]
 QUICK = "[manager]\nwatchdog_s = 1\nrestart_limit = 100\n"
 STANDBY = "standby = true\n"
 PATIENT = "[manager]\nwatchdog_s = 3600\n"
+# With one, decisions of the router are repeated; with two, every message is routed.
+EACH = pytest.mark.parametrize("connmgrs", [1, 2], ids=lambda n: f"{n}connmgr")
 
 
 def rows(instance: Instance, part: str, state: str) -> list[dict[str, Any]]:
@@ -83,9 +85,12 @@ def wait_for_end(pid: int) -> None:
 # Stopped
 
 
+@EACH
 @pytest.mark.parametrize("part", PARTS)
-def test_a_stopped_component_is_killed_and_nothing_is_lost(part: str, make_midair: Make) -> None:
-    instance = make_midair(config=QUICK)
+def test_a_stopped_component_is_killed_and_nothing_is_lost(
+    part: str, connmgrs: int, make_midair: Make
+) -> None:
+    instance = make_midair(config=QUICK, connmgrs=connmgrs)
     with nobody_notices(instance), OneActive(instance):
         for _ in range(2):
             stopped = pid_of(instance, part)
@@ -98,7 +103,7 @@ def test_a_stopped_component_is_killed_and_nothing_is_lost(part: str, make_midai
 
 @pytest.mark.parametrize("part", STANDING_BY)
 def test_a_stopped_standby_is_replaced(part: str, make_midair: Make) -> None:
-    instance = make_midair(config=QUICK + STANDBY)
+    instance = make_midair(config=QUICK + STANDBY, connmgrs=2)
     with held(instance, 5), OneActive(instance):
         at_work, stopped = pid_of(instance, part), pid_of(instance, part, "standby")
         os.kill(stopped, signal.SIGSTOP)
@@ -107,8 +112,9 @@ def test_a_stopped_standby_is_replaced(part: str, make_midair: Make) -> None:
     assert f"{part} silent for" in instance.stderr()
 
 
-def test_a_component_that_goes_on_in_time_is_left_alone(make_midair: Make) -> None:
-    instance = make_midair(config=PATIENT)
+@EACH
+def test_a_component_that_goes_on_in_time_is_left_alone(connmgrs: int, make_midair: Make) -> None:
+    instance = make_midair(config=PATIENT, connmgrs=connmgrs)
     before = [row["pid"] for row in instance.status()["components"]]
     with nobody_notices(instance):
         for part in PARTS:
@@ -138,13 +144,14 @@ def test_a_manager_that_did_not_listen_blames_nobody(make_midair: Make) -> None:
 
 
 def test_without_being_asked_for_there_is_no_standby(make_midair: Make) -> None:
-    instance = make_midair()
+    instance = make_midair(connmgrs=1)
     assert [row["state"] for row in instance.status()["components"]] == ["active"] * 5
 
 
+@EACH
 @pytest.mark.parametrize("part", STANDING_BY)
-def test_a_standby_takes_over_and_is_replaced(part: str, make_midair: Make) -> None:
-    instance = make_midair(config="[manager]\nrestart_limit = 100\n" + STANDBY)
+def test_a_standby_takes_over_and_is_replaced(part: str, connmgrs: int, make_midair: Make) -> None:
+    instance = make_midair(config="[manager]\nrestart_limit = 100\n" + STANDBY, connmgrs=connmgrs)
     fully_staffed(instance)
     with nobody_notices(instance), OneActive(instance):
         for _ in range(3):
@@ -170,8 +177,9 @@ def test_all_of_them_at_once(make_midair: Make) -> None:
     fully_staffed(instance)
 
 
-def test_standbys_are_upgraded_too(make_midair: Make) -> None:
-    instance = make_midair(config="[manager]\n" + STANDBY)
+@EACH
+def test_standbys_are_upgraded_too(connmgrs: int, make_midair: Make) -> None:
+    instance = make_midair(config="[manager]\n" + STANDBY, connmgrs=connmgrs)
     fully_staffed(instance)
     with nobody_notices(instance):
         before = {state: pid_of(instance, "router", state) for state in ("active", "standby")}
@@ -186,7 +194,7 @@ def test_standbys_are_upgraded_too(make_midair: Make) -> None:
 
 
 def test_nobody_takes_over_from_one_that_is_only_stopped(make_midair: Make) -> None:
-    instance = make_midair(config=PATIENT + STANDBY)
+    instance = make_midair(config=PATIENT + STANDBY, connmgrs=2)
     fully_staffed(instance)
     runtime = Runtime.open(instance.name)
     with held(instance, 5), OneActive(instance):
@@ -207,7 +215,7 @@ def test_one_that_lost_its_lease_while_stopped_ends_without_a_word(
     part: str, make_midair: Make
 ) -> None:
     """The semaphore is set by force, which the kernel never does; the standby takes over."""
-    instance = make_midair(config=PATIENT + STANDBY)
+    instance = make_midair(config=PATIENT + STANDBY, connmgrs=2)
     fully_staffed(instance)
     runtime = Runtime.open(instance.name)
     role, _, index = part.partition("/")
@@ -230,7 +238,7 @@ def test_one_that_lost_its_lease_while_stopped_ends_without_a_word(
 
 def test_one_that_lost_its_lease_notices_even_if_it_was_never_stopped(make_midair: Make) -> None:
     """Nobody else has it either: the manager starts another."""
-    instance = make_midair()
+    instance = make_midair(connmgrs=2)
     runtime = Runtime.open(instance.name)
     key = names.lease_key(runtime.owner_uid, instance.name, names.ROUTER)
     with held(instance, 5):

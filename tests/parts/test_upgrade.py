@@ -32,6 +32,8 @@ pytestmark = pytest.mark.skipif(
 )
 Make = Callable[..., Instance]
 PARTS = ["keeper", "router", "connmgr/0", "connmgr/1", "dispatcher"]
+# With one, decisions of the router are repeated; with two, every message is routed.
+EACH = pytest.mark.parametrize("connmgrs", [1, 2], ids=lambda n: f"{n}connmgr")
 UPGRADE_S_MAX = 180.0
 
 
@@ -56,7 +58,7 @@ def upgraded(instance: Instance, what: str, to: Path, parts: list[str], version:
     ]
     assert re.fullmatch("".join(lines), done.stdout)
     after = instance.components()
-    assert list(after) == ["manager", *PARTS]
+    assert list(after) == list(before)
     for name, row in after.items():
         assert row["state"] == "active"
         assert row["restarts"] == 0
@@ -85,6 +87,16 @@ def test_forward_and_back_under_load(
     what: str, parts: list[str], second: Path, make_midair: Make
 ) -> None:
     instance = make_midair(connmgrs=2)
+    assert list(instance.components()) == ["manager", *PARTS]
+    forward_and_back(instance, what, second, parts)
+
+
+def test_forward_and_back_of_all_with_one_connmgr(second: Path, make_midair: Make) -> None:
+    parts = [part for part in PARTS if part != "connmgr/1"]
+    forward_and_back(make_midair(connmgrs=1), "all", second, parts)
+
+
+def forward_and_back(instance: Instance, what: str, second: Path, parts: list[str]) -> None:
     with nobody_notices(instance):
         upgraded(instance, what, second, parts, NEXT)
         upgraded(instance, what, ROOT, parts, __version__)
@@ -100,7 +112,7 @@ def test_a_virtual_environment_can_be_named(
         (packages / package).symlink_to(second / package)
     # What Midair needs is found where this interpreter has it.
     (packages / "needed.pth").write_text("\n".join(p for p in sys.path if "site-packages" in p))
-    instance = make_midair()
+    instance = make_midair(connmgrs=2)
     with held(instance, 5):
         done = upgrade(instance, "router", place)
         assert (done.returncode, done.stderr) == (0, "")
@@ -110,10 +122,11 @@ def test_a_virtual_environment_can_be_named(
         assert command[0] == bytes(place / "bin" / "python")
 
 
+@EACH
 def test_a_crash_after_an_upgrade_brings_back_the_new_version(
-    second: Path, make_midair: Make
+    connmgrs: int, second: Path, make_midair: Make
 ) -> None:
-    instance = make_midair()
+    instance = make_midair(connmgrs=connmgrs)
     with held(instance, 10):
         assert upgrade(instance, "all", second).returncode == 0
         for part in ("keeper", "router", "connmgr/0", "dispatcher"):
@@ -129,14 +142,19 @@ def test_a_crash_after_an_upgrade_brings_back_the_new_version(
             assert instance.components()[part]["version"] == NEXT
 
 
-def test_the_new_keeper_has_the_copies_of_the_old_one(second: Path, make_midair: Make) -> None:
-    """Before anybody could give them to it: the connmgr cannot, it is stopped, then killed."""
-    instance = make_midair()
+@EACH
+def test_the_new_keeper_has_the_copies_of_the_old_one(
+    connmgrs: int, second: Path, make_midair: Make
+) -> None:
+    """Before anybody could give them to it: the connmgrs cannot, they are stopped, then killed."""
+    instance = make_midair(connmgrs=connmgrs)
     with held(instance, 300):
-        connmgr = instance.pid("connmgr/0")
-        os.kill(connmgr, signal.SIGSTOP)
+        stopped = [instance.pid(f"connmgr/{n}") for n in range(connmgrs)]
+        for connmgr in stopped:
+            os.kill(connmgr, signal.SIGSTOP)
         assert upgrade(instance, "keeper", second).returncode == 0
-        os.kill(connmgr, signal.SIGKILL)
+        for connmgr in stopped:
+            os.kill(connmgr, signal.SIGKILL)
 
 
 # Versions that do not work: name -> (file, code added to it)
@@ -198,26 +216,33 @@ def keeps(instance: Instance, part: str, place: Path, *options: str) -> str:
     return done.stderr
 
 
+@EACH
 @pytest.mark.parametrize("part", ["keeper", "router", "connmgr/0", "dispatcher"])
-def test_a_version_that_crashes_at_import(part: str, broken: Broken, make_midair: Make) -> None:
+def test_a_version_that_crashes_at_import(
+    part: str, connmgrs: int, broken: Broken, make_midair: Make
+) -> None:
     file = "midair/keeper/main.py" if part == "keeper" else f"{part.partition('/')[0]}/main.py"
     place = broken(file, "")
     (place / file).write_text(FAILS_TO_IMPORT)
-    instance = make_midair()
+    instance = make_midair(connmgrs=connmgrs)
     with nobody_notices(instance):
         said = keeps(instance, part, place)
     assert "exit 1 (FAILED); it said: ImportError: broken on purpose" in said
 
 
-def test_a_version_that_exits_at_start(broken: Broken, make_midair: Make) -> None:
-    instance = make_midair()
+@EACH
+def test_a_version_that_exits_at_start(connmgrs: int, broken: Broken, make_midair: Make) -> None:
+    instance = make_midair(connmgrs=connmgrs)
     with nobody_notices(instance):
         said = keeps(instance, "connmgr/0", broken("midair/process/program.py", EXITS_AT_START))
     assert "did not start: exit 7; it said: no good today" in said
 
 
-def test_a_version_that_hangs_before_it_is_ready(broken: Broken, make_midair: Make) -> None:
-    instance = make_midair()
+@EACH
+def test_a_version_that_hangs_before_it_is_ready(
+    connmgrs: int, broken: Broken, make_midair: Make
+) -> None:
+    instance = make_midair(connmgrs=connmgrs)
     place = broken("midair/process/program.py", "import time\n" + HANGS_BEFORE_STANDBY)
     with nobody_notices(instance):
         said = keeps(instance, "router", place, "--timeout", "2")
@@ -242,12 +267,14 @@ def test_a_version_with_another_layout(
         known = "#define R01_BATCH_VERSION"
         patch(place, "native/src/migrate/release_0_1.h", rf"{known} \d+u", f"{known} 77u")
     build(place)
-    instance = make_midair()
-    with nobody_notices(instance):
-        for part in parts:
-            said = keeps(instance, part, place)
-            assert "exit 65 (LAYOUT_MISMATCH)" in said
-            assert "was made by another version of Midair" in said
+    for connmgrs in (1, 2):  # of one building, which takes longest
+        instance = make_midair(connmgrs=connmgrs)
+        with nobody_notices(instance):
+            for part in parts:
+                said = keeps(instance, part, place)
+                assert "exit 65 (LAYOUT_MISMATCH)" in said
+                assert "was made by another version of Midair" in said
+        instance.stop()
 
 
 @pytest.mark.parametrize(
@@ -258,11 +285,21 @@ def test_a_version_with_another_layout(
         (HANGS_ON_TAKING_OVER, "was not active within 5 s after the switch"),
     ],
 )
-@pytest.mark.parametrize("part", ["keeper", "router", "connmgr/0", "dispatcher"])
+@pytest.mark.parametrize(
+    ("part", "connmgrs"),
+    [
+        ("keeper", 2),
+        ("router", 1),
+        ("router", 2),
+        ("connmgr/0", 1),
+        ("connmgr/0", 2),
+        ("dispatcher", 2),
+    ],
+)
 def test_a_version_that_fails_after_the_switch(
-    part: str, code: str, says: str, broken: Broken, make_midair: Make
+    part: str, connmgrs: int, code: str, says: str, broken: Broken, make_midair: Make
 ) -> None:
-    instance = make_midair()
+    instance = make_midair(connmgrs=connmgrs)
     place = broken("midair/process/program.py", "import time\n" + code)
     before = instance.components()
     with nobody_notices(instance):
@@ -285,12 +322,12 @@ def at_work(instance: Instance, role: str) -> list[str]:
     return [row["version"] for row in rows if (row["role"], row["state"]) == (role, "active")]
 
 
-@pytest.mark.parametrize("standby", ["false", "true"])
+@pytest.mark.parametrize(("standby", "connmgrs"), [("false", 1), ("true", 1), ("false", 2)])
 def test_a_version_that_keeps_dying_later_is_replaced_by_the_old_one(
-    standby: str, broken: Broken, make_midair: Make
+    standby: str, connmgrs: int, broken: Broken, make_midair: Make
 ) -> None:
     limit = "[manager]\nrestart_limit = 2\nrestart_window_s = 600\n"
-    instance = make_midair(config=f"{limit}standby = {standby}\n")
+    instance = make_midair(config=f"{limit}standby = {standby}\n", connmgrs=connmgrs)
     with held(instance, 10):
         assert (
             upgrade(instance, "router", broken("midair/process/program.py", DIES_LATER)).returncode
@@ -306,7 +343,7 @@ def test_a_version_that_keeps_dying_later_is_replaced_by_the_old_one(
 def test_all_stops_at_the_first_failure(broken: Broken, make_midair: Make) -> None:
     place = broken("midair/version.py", "")
     (place / "router" / "main.py").write_text(FAILS_TO_IMPORT)
-    instance = make_midair()
+    instance = make_midair(connmgrs=2)
     done = upgrade(instance, "all", place)
     assert done.returncode == Exit.FAILED
     assert done.stderr.startswith(f"midair: router: {BROKEN} did not start: ")
@@ -318,7 +355,7 @@ def test_all_stops_at_the_first_failure(broken: Broken, make_midair: Make) -> No
 def test_a_second_upgrade_is_refused_and_the_first_can_be_cut_short(
     broken: Broken, second: Path, make_midair: Make
 ) -> None:
-    instance = make_midair()
+    instance = make_midair(connmgrs=2)
     place = broken("midair/process/program.py", "import time\n" + HANGS_BEFORE_STANDBY)
     words = ["upgrade", "router", "--name", instance.name, "--to", str(place)]
     first = subprocess.Popen(
@@ -353,7 +390,7 @@ def test_a_second_upgrade_is_refused_and_the_first_can_be_cut_short(
 def test_what_cannot_be_upgraded_is_said_in_one_line(
     second: Path, broken: Broken, make_midair: Make, tmp_path: Path
 ) -> None:
-    instance = make_midair()
+    instance = make_midair(connmgrs=2)
     unreadable = broken("midair/version.py", "raise RuntimeError('not a version')\n")
     for what, place, code, says in [
         ("tracer", second, Exit.USAGE, "tracer: there is no such component; keeper, router"),

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-import os
+from collections.abc import Iterator
 
 import pytest
 
+from tests.support.instance import Instance, elsewhere, start
 from tests.support.server import Server
 
 
+@pytest.fixture(scope="module", params=[1, 2], ids=lambda n: f"{n}connmgr")
+def midair(request: pytest.FixtureRequest) -> Iterator[Instance]:
+    """With one connmgr, where decisions of the router are repeated, and with two, where none is."""
+    if given := elsewhere():
+        yield given
+        return
+    instance = start(request.node.nodeid, "", "--connmgrs", str(request.param))
+    yield instance
+    instance.stop()
+
+
 @pytest.fixture
-def server(request: pytest.FixtureRequest) -> Server:
-    elsewhere = os.environ.get("MIDAIR_TEST_SERVER")
-    if elsewhere:
-        host, _, port = elsewhere.rpartition(":")
-        return Server(host, int(port))
-    instance = request.getfixturevalue("midair")
-    return Server(instance.host, instance.port)
+def server(midair: Instance) -> Server:
+    return Server(midair.host, midair.port)

@@ -50,8 +50,9 @@ enum unread {
     UNREAD_CONSUMER = 32, /* it publishes to a consumer that has too much waiting (unread.c, slow.c) */
     UNREAD_NAME = 64,     /* whether the name it asks for is its own is not known yet (names.c) */
     UNREAD_ROUTER = 128,  /* what it asked of the router takes long (ORDER_WAIT) */
+    UNREAD_PORT = 256,    /* it publishes to clients of a port that takes no orders (unread.c) */
 };
-#define UNREAD_HELD (UNREAD_RATE | UNREAD_CONSUMER) /* it is in the list of unread.c */
+#define UNREAD_HELD (UNREAD_RATE | UNREAD_CONSUMER | UNREAD_PORT) /* it is in the list of unread.c */
 /* Its next frame must not be looked at, even if it lies here already. */
 #define UNREAD_FRAMES (UNREAD_PHASE | UNREAD_DECISION | UNREAD_ANSWER | UNREAD_NAME)
 
@@ -81,6 +82,8 @@ void unread_seen(struct connmgr *cm, struct conn *c); /* its socket is readable,
 void unread_forget(struct connmgr *cm, struct conn *c); /* it ends: leaves every list */
 void unread_charge(struct connmgr *cm, struct conn *c, uint64_t messages, uint64_t bytes);
 void unread_for_consumer(struct connmgr *cm, struct conn *c, uint32_t consumer, uint64_t uid);
+void unread_for_ports(struct connmgr *cm, struct conn *c, uint32_t ports); /* as bits */
+void unread_go_on(struct connmgr *cm, uint32_t ports); /* these take orders again */
 void unread_retry(struct connmgr *cm);
 
 #endif

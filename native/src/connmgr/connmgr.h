@@ -57,7 +57,12 @@
 #define CONNMGR_RECV_LINE 512u        /* bytes of one recv of a control line when too much is begun */
 #define CONNMGR_BULK_BYTES 32768u     /* a frame larger than this gets a chunk of its own */
 #define CONNMGR_COPY_MAX BATCH_COPY_MAX /* a body larger than this is written from the arena */
-#define CONNMGR_REFS_AHEAD 8u         /* unsent reference batches before reading stops */
+#define CONNMGR_REFS_AHEAD 6u         /* batches of references to messages in the ring when reading stops */
+#define CONNMGR_DUE_AHEAD 2u          /* the same of those that no client frame brings: they wait with what they are about */
+#define CONNMGR_LOAD_BYTES 16u        /* bytes of a body count for one of the batch of its reference, */
+#define CONNMGR_LOAD_EACH 16u         /* and a message of a run for so many (refer_load): */
+#define CONNMGR_BATCH_BODIES (BATCH_BYTES * CONNMGR_LOAD_BYTES)  /* so a batch is full at 128 KiB, */
+#define CONNMGR_BATCH_MESSAGES (BATCH_BYTES / CONNMGR_LOAD_EACH) /* and holds 512 messages at most */
 #define CONNMGR_ORDERS_A_TURN 16      /* order batches between two writes */
 #define CONNMGR_MADE_A_TURN (1u << 22) /* bytes of output before it is written: more leaves the cache */
 #define CONNMGR_FULL_MESSAGES 200u    /* in a batch of references that is sent */
@@ -161,7 +166,7 @@ struct conn {
     uint64_t in_pos;
     uint8_t own_chunk;    /* the chunk is filled by this connection alone (unfinished_own) */
     uint8_t chained;      /* the frame lies along a chain of chunks */
-    uint8_t unread;       /* enum unread: why it is not read */
+    uint16_t unread;      /* enum unread: why it is not read */
     uint8_t watched;      /* is in the input epoll */
     uint8_t stalled;      /* UNREAD_ROOM: enum stalled_list it waits in */
     uint8_t writing;      /* waiting for the socket to take more */
@@ -200,6 +205,7 @@ struct conn {
     uint64_t grown_ns;           /* and when that was */
     uint32_t consumer;     /* UNREAD_CONSUMER: slot and uid of the crowded one */
     uint64_t consumer_uid;
+    uint32_t ports;        /* UNREAD_PORT: those it waits for, as bits */
     uint64_t heard_ns;    /* last bytes from the client */
     uint32_t pings;       /* unanswered */
     uint16_t settled;     /* the last REF_PING of its own connmgr that was answered: see settle_first() of take.c */
@@ -320,6 +326,9 @@ struct connmgr {
     uint32_t *sub_free, sub_free_count;
     uint32_t *sub_due, sub_due_count; /* REF_UNSUBSCRIBE to send */
     char sid_text[PROTOCOL_SID_MAX];  /* see subtable_sid() */
+    uint64_t due[CONNMGR_DUE_AHEAD];  /* batches of what is due that have not left the ring (refer_due) */
+    uint32_t due_count;
+    uint64_t refs_end;    /* no batch at or past this is begun for what clients say (refer_have_room) */
 
     struct out_seg *segs;
     uint32_t *seg_free, seg_free_count;

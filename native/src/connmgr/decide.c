@@ -48,10 +48,16 @@ void decide_ask_now(struct connmgr *cm, const struct conn *c)
 
     for (uint32_t i = 0; i < s->count; i++) {
         const struct taken *t = &cm->taken[i];
-        struct ref_message *r = refer_message(cm, c, t->handle, t->size, t->flags, &t->texts, 0);
 
-        if (t->count > 1)
-            refer_join(r, t->count - 1, t->size);
+        for (uint32_t left = t->count; left; left--) {
+            uint32_t most = refer_most(cm, ref_bytes(t->texts.subject_len + t->texts.reply_len), t->size);
+            uint32_t more = left - 1 < most ? left - 1 : most;
+            struct ref_message *r = refer_message(cm, c, t->handle + t->count - left, t->size, t->flags, &t->texts, 0);
+
+            if (more)
+                refer_join(cm, r, more, t->size);
+            left -= more;
+        }
     }
     s->flow = NULL;
     s->count = 0;

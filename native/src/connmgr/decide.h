@@ -14,9 +14,13 @@
 
 #include "connmgr/refer.h"
 
-/* Bytes of references that may wait. The ring has at most CONNMGR_REFS_AHEAD batches in it when a step
- * begins, and two batches in a row hold more than one is large: so there is room for all of them. */
-#define DECIDE_REF_BYTES ((BATCH_RING - CONNMGR_REFS_AHEAD - 4) / 2 * (BATCH_BYTES - BATCH_HEAD))
+/* Bytes of references that may wait. A batch is turned because the next record is too large for it, or the
+ * load of what is in it too high (refer_load): two in a row hold more than one can. What a step takes lies
+ * in one chunk, so there is room for all of it beside what may be in the ring when it begins. */
+#define DECIDE_REF_BYTES (12 * (BATCH_BYTES - BATCH_HEAD))
+#define DECIDE_LOAD_MAX (ARENA_CHUNK_MESSAGES * CONNMGR_LOAD_EACH + ARENA_CHUNK_BYTES / CONNMGR_LOAD_BYTES)
+#define DECIDE_BATCHES (2 * (12 + DECIDE_LOAD_MAX / (BATCH_BYTES - BATCH_HEAD)) + 2)
+_Static_assert(CONNMGR_REFS_AHEAD + CONNMGR_DUE_AHEAD + 1 + DECIDE_BATCHES < BATCH_RING, "the ring has room for them");
 
 void decide_begin(struct connmgr *cm, const struct conn *c);
 /* From here on the router is asked: what waits is referred to it. */

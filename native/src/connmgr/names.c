@@ -8,7 +8,7 @@
  * told that the name is taken. If it does not, its connection is as good as lost: it is ended
  * (CLOSE_REPLACED), the router drops the name with its session, and gives it to who asks next. One that
  * could not have answered counts as alive: it is not read now, bytes of it wait to be read, or the PING waits
- * behind other output of which the kernel took some since.
+ * behind other output of which the kernel took some since. While no client is read, the question waits.
  *
  * The structure: struct name_question of the holder, private. After a crash there is no question; it is asked again.
  */
@@ -70,11 +70,11 @@ void names_asked(struct connmgr *cm, const struct order_name *o)
 void names_heard(struct connmgr *cm, struct conn *c) { keep(cm, c); }
 
 /* Whether its silence says nothing: see above. */
-static int could_not_answer(const struct connmgr *cm, const struct conn *c)
+static int could_not_answer(const struct conn *c)
 {
     int waiting = 0;
 
-    if (c->unread || !cm->in_armed || ioctl(c->fd, FIONREAD, &waiting) != 0 || waiting)
+    if (c->unread || ioctl(c->fd, FIONREAD, &waiting) != 0 || waiting)
         return 1;
     return c->sent < c->question.end && c->sent != c->question.sent;
 }
@@ -85,7 +85,11 @@ void names_tick(struct connmgr *cm, struct conn *c)
         connmgr_ask(cm, c, ASK_READY);
     if (!c->name_asked || !conn_is_heard(c) || cm->now_ns - c->question.since_ns < cm->conf.name_answer_ns)
         return;
-    if (could_not_answer(cm, c)) {
+    if (!cm->in_armed) { /* nobody is read now, as the router is away: it has its time again */
+        c->question.since_ns = cm->now_ns;
+        return;
+    }
+    if (could_not_answer(c)) {
         keep(cm, c);
         return;
     }

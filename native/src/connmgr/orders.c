@@ -31,6 +31,13 @@ static void wait_for_router(struct connmgr *cm, const struct order_conn *o, int 
     }
 }
 
+/* The same about ports that take no orders. */
+static void wait_for_ports(struct connmgr *cm, const struct order_wait *o)
+{
+    if (o->conn < cm->journal->conns_high)
+        unread_for_ports(cm, &cm->conns[o->conn], (uint32_t)o->ports);
+}
+
 static void session_opened(struct connmgr *cm, const struct order_opened *o)
 {
     struct conn *c = &cm->conns[o->conn];
@@ -160,6 +167,12 @@ static void apply(struct connmgr *cm, const struct order *o, uint32_t stamp)
         return;
     case ORDER_HOLD:
         hold_publisher(cm, (const struct order_hold *)o);
+        return;
+    case ORDER_STILL:
+        wait_for_ports(cm, (const struct order_wait *)o);
+        return;
+    case ORDER_STILL_OVER:
+        unread_go_on(cm, (uint32_t)((const struct order_wait *)o)->ports);
         return;
     case ORDER_TRACE:
         trace_mark(cm, (const struct order_trace *)o);

@@ -15,6 +15,9 @@ int connmgr_load(struct connmgr *cm)
 
     cm->now_ns = clock_ns();
     cm->stats.found_words = port_recover(&cm->port, &cm->stats.found_batches);
+    if (cm->port.refs.bytes > BATCH_HEAD)
+        cm->port.refs.load = BATCH_BYTES; /* not known: nothing is added to it */
+    refer_settle_room(cm);
     for (uint32_t slot = 0; slot < j->conns_high; slot++) {
         struct conn *c = &cm->conns[slot];
         const struct conn_rec *r = &cm->recs[slot];

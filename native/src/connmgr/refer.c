@@ -32,7 +32,16 @@ void refer_ping(struct connmgr *cm, const struct conn *c, uint16_t settle)
     *r = (struct ref_ping){.type = REF_PING, .settle = settle, .bytes = sizeof(*r), .conn = c->slot, .uid = c->uid};
 }
 
-/* ---- what no client frame brings ---- */
+/* ---- what no client frame brings ----
+ *
+ * Opening, greeting and ending a connection come of the dispatcher's hand-offs, and are never counted
+ * against its clients: ten thousand of them may be due while the router is away. They are asked for from
+ * the records of the connections, a few batches at a time. */
+
+#define DUE_BYTES_MAX 128u
+_Static_assert(REF_BYTES_MIN + JOURNAL_NAME_MAX <= DUE_BYTES_MAX && REF_BYTES_MIN + sizeof(((struct conntable_slot *)0)->ip) <= DUE_BYTES_MAX &&
+                   sizeof(struct ref_unsubscribe) <= DUE_BYTES_MAX && sizeof(struct ref_hold) <= DUE_BYTES_MAX &&
+                   sizeof(struct ref_name_kept) <= DUE_BYTES_MAX, "see has_room()");
 
 static void refer_hold(struct connmgr *cm, const struct hold_due *h)
 {
@@ -82,19 +91,35 @@ static void refer_asked(struct connmgr *cm, struct conn *c)
     }
 }
 
-static int has_room(const struct connmgr *cm) { return batch_out_room(&cm->port.refs) > 1; }
+void refer_sent(struct connmgr *cm)
+{
+    uint64_t sent = atomic_load_explicit(&cm->port.log->refs.sent, memory_order_relaxed);
+    uint32_t kept = 0;
+
+    for (uint32_t i = 0; i < cm->due_count; i++)
+        if (cm->due[i] > sent)
+            cm->due[kept++] = cm->due[i];
+    cm->due_count = kept;
+    refer_settle_room(cm);
+}
+
+/* Whether one more fits the batches that may be used: those before `end`, and the last one but for a record. */
+static int has_room(const struct connmgr *cm, uint64_t end)
+{
+    return cm->port.refs.seq + 1 < end || (cm->port.refs.seq < end && cm->port.refs.bytes + DUE_BYTES_MAX <= BATCH_BYTES);
+}
 
 void refer_due(struct connmgr *cm)
 {
-    while (cm->sub_due_count && has_room(cm)) {
-        uint32_t sub = cm->sub_due[--cm->sub_due_count];
+    struct batch_out *refs = &cm->port.refs;
 
-        if (cm->subs[sub].word & SUB_DYING)
-            refer_unsubscribe(cm, (uint32_t)cm->subs[sub].word, sub, 0);
-    }
-    while (cm->holds_due_count && has_room(cm))
-        refer_hold(cm, &cm->holds_due[--cm->holds_due_count]);
-    while (cm->asked_first != CONNMGR_NONE && has_room(cm)) {
+    if (cm->due_count == CONNMGR_DUE_AHEAD)
+        return;
+    if (refs->bytes > BATCH_HEAD) /* what clients said is in another batch */
+        batch_out_turn(refs, cm->now_ns);
+    uint64_t first = refs->seq, end = first + CONNMGR_DUE_AHEAD - cm->due_count;
+
+    while (cm->asked_first != CONNMGR_NONE && has_room(cm, end)) {
         struct conn *c = &cm->conns[cm->asked_first];
 
         refer_asked(cm, c);
@@ -104,6 +129,19 @@ void refer_due(struct connmgr *cm)
         if (cm->asked_first == CONNMGR_NONE)
             cm->asked_last = CONNMGR_NONE;
     }
-    batch_out_put(&cm->port.refs, &cm->port.redo);
+    while (cm->sub_due_count && has_room(cm, end)) {
+        uint32_t sub = cm->sub_due[--cm->sub_due_count];
+
+        if (cm->subs[sub].word & SUB_DYING)
+            refer_unsubscribe(cm, (uint32_t)cm->subs[sub].word, sub, 0);
+    }
+    while (cm->holds_due_count && has_room(cm, end))
+        refer_hold(cm, &cm->holds_due[--cm->holds_due_count]);
+    if (refs->bytes > BATCH_HEAD)
+        batch_out_turn(refs, cm->now_ns);
+    for (; first < refs->seq; first++)
+        cm->due[cm->due_count++] = first;
+    refer_settle_room(cm);
+    batch_out_put(refs, &cm->port.redo);
     redo_commit(&cm->port.redo);
 }

@@ -69,12 +69,13 @@ static inline void fill_entry(const struct connmgr *cm, const struct conn *c, st
     e->received_ns = cm->now_ns;
 }
 
-/* The entries of messages that repeat that of the frame at `at`, from entry `n` on; returns how many: fewer
- * than there are if the chunk has no entry left. */
-static uint32_t take_repeats(struct connmgr *cm, const struct conn *c, const struct frame *f, uint32_t at, uint32_t n)
+/* The entries of `repeats` messages that repeat that of the frame at `at`, from entry `n` on; returns how many:
+ * fewer if the chunk has no entry left. */
+static uint32_t take_repeats(struct connmgr *cm, const struct conn *c, const struct frame *f, uint32_t at, uint32_t n,
+                             uint32_t repeats)
 {
     struct arena *a = cm->port.pool.arena;
-    uint32_t room = ARENA_CHUNK_MESSAGES - n, count = f->repeats < room ? f->repeats : room;
+    uint32_t room = ARENA_CHUNK_MESSAGES - n, count = repeats < room ? repeats : room;
     struct arena_entry *e = &arena_entries(a)[c->chunk * ARENA_CHUNK_MESSAGES + n];
 
     for (uint32_t i = 0; i < count; i++) {
@@ -85,10 +86,10 @@ static uint32_t take_repeats(struct connmgr *cm, const struct conn *c, const str
     return count;
 }
 
-/* Takes the message of the frame at `at`, and those that repeat it. Returns how many: 0 if the chunk has no
- * entry left. */
+/* Takes the message of the frame at `at`, and of the `repeats` that repeat it those that one reference may
+ * stand for. Returns how many: 0 if the chunk has no entry left. */
 static inline uint32_t take_messages(struct connmgr *cm, struct conn *c, const uint8_t *p, uint32_t at,
-                                     const struct frame *f)
+                                     const struct frame *f, uint32_t repeats)
 {
     uint32_t n = cm->chunk_messages[c->chunk], count = 1;
 
@@ -105,8 +106,15 @@ static inline uint32_t take_messages(struct connmgr *cm, struct conn *c, const u
         refer_with_mode(cm, c, p, at, f, handle);
         return 1;
     }
-    if (f->repeats)
-        count += take_repeats(cm, c, f, at, n + 1);
+    int joins = decide_joins(cm, p + f->subject, f->subject_len);
+
+    if (!joins)
+        decide_ask(cm, c);
+    if (repeats) {
+        uint32_t most = joins ? repeats : refer_most(cm, ref_bytes(f->subject_len), f->total_len);
+
+        count += take_repeats(cm, c, f, at, n + 1, repeats < most ? repeats : most);
+    }
     cm->chunk_messages[c->chunk] = n + count;
     cm->stats.messages_in += count;
     cm->stats.payload_in += (uint64_t)count * f->total_len;
@@ -115,15 +123,14 @@ static inline uint32_t take_messages(struct connmgr *cm, struct conn *c, const u
     struct refer_texts texts = {p + f->subject, p + f->reply, f->subject_len, ask ? f->reply_len : 0};
     uint8_t flags = (uint8_t)((ask ? REF_REPLY | REF_NO_RESPONDERS : 0) | (c->options & CONN_NO_ECHO ? REF_NO_ECHO : 0));
 
-    if (decide_joins(cm, p + f->subject, f->subject_len)) {
+    if (joins) {
         decide_take(cm, &(struct taken){.handle = handle, .texts = texts, .size = f->total_len, .count = count, .flags = flags});
         return count;
     }
-    decide_ask(cm, c);
     struct ref_message *r = refer_message(cm, c, handle, f->total_len, flags, &texts, 0);
 
     if (count > 1)
-        refer_join(r, count - 1, f->total_len);
+        refer_join(cm, r, count - 1, f->total_len);
     return count;
 }
 
@@ -200,16 +207,16 @@ static void unsubscribe(struct connmgr *cm, struct conn *c, const uint8_t *p, co
         reply_say(cm, c, REPLY_OK);
 }
 
-/* A whole frame. Returns how many were consumed: 1, or with repeats; fewer if it must wait (for Python, for the
+/* A whole frame, and `repeats` that repeat it. Returns how many were consumed; 0 if it must wait (for Python, for the
  * router, or for an entry in another chunk). */
 static inline uint32_t take_frame(struct connmgr *cm, struct conn *c, const uint8_t *p, uint32_t at,
-                                  const struct frame *f)
+                                  const struct frame *f, uint32_t repeats)
 {
     uint32_t count;
 
     switch (f->op) {
     case FRAME_MESSAGE:
-        count = take_messages(cm, c, p, at, f);
+        count = take_messages(cm, c, p, at, f, repeats);
         if (!count)
             return 0;
         if (f->flags & FRAME_BAD_SUBJECT)
@@ -265,7 +272,7 @@ uint32_t take_frames(struct connmgr *cm, struct conn *c, const struct frame *f, 
             *ret_end = TAKE_ROOM;
             if (!refer_have_room(cm) || cm->port.redo.count >= REDO_PAIRS_SOFT)
                 return at - c->at;
-            taken = take_frame(cm, c, p, at, f);
+            taken = take_frame(cm, c, p, at, f, left - 1);
             if (!taken) {
                 if (c->unread & (UNREAD_DECISION | UNREAD_ANSWER))
                     *ret_end = TAKE_STOP;

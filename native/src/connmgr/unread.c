@@ -3,10 +3,11 @@
  * A connection whose set of causes is empty is in the input epoll. One whose set is not leaves the epoll
  * when its socket turns out to be readable, not before (unread_seen): most causes are gone sooner.
  *
- * Two causes have a list here. UNREAD_RATE: the connection sent more than max_messages_s or max_bytes_s
+ * Three causes have a list here. UNREAD_RATE: the connection sent more than max_messages_s or max_bytes_s
  * allow, and its allowance has to grow back. UNREAD_CONSUMER: it publishes to a connection whose policy is
  * backpressure, and which has too much waiting (slow.c): until that one's mark in the connection table is
- * gone, or it is. Those that wait for room have lists of their own (stalled.c).
+ * gone, or it is. UNREAD_PORT: it publishes to clients of a port that takes no orders, until the router says
+ * that it does again. Those that wait for room have lists of their own (stalled.c).
  *
  * Private memory of the connmgr. After a crash nobody is held and every allowance is full: a
  * connection is read once, and then held again if there is still reason to. So nobody is held for
@@ -71,6 +72,7 @@ void unread_forget(struct connmgr *cm, struct conn *c)
     if (c->unread & UNREAD_HELD)
         leave_list(cm, c);
     c->unread = UNREAD_PHASE;
+    c->ports = 0;
 }
 
 static uint64_t used_up(uint64_t until, uint64_t now, uint64_t count, uint64_t each_second)
@@ -119,6 +121,24 @@ void unread_for_consumer(struct connmgr *cm, struct conn *c, uint32_t consumer, 
     hold(cm, c, UNREAD_CONSUMER);
 }
 
+void unread_for_ports(struct connmgr *cm, struct conn *c, uint32_t ports)
+{
+    if (!c->served)
+        return;
+    c->ports |= ports;
+    if (c->unread & UNREAD_PORT)
+        return;
+    cm->stats.held++;
+    hold(cm, c, UNREAD_PORT);
+}
+
+void unread_go_on(struct connmgr *cm, uint32_t ports)
+{
+    for (uint32_t slot = cm->held_first; slot != CONNMGR_NONE; slot = cm->conns[slot].next_held)
+        cm->conns[slot].ports &= ~ports;
+    cm->held_looked_ns = 0;
+}
+
 /* Lets go of those that have waited long enough. */
 void unread_retry(struct connmgr *cm)
 {
@@ -134,6 +154,8 @@ void unread_retry(struct connmgr *cm)
             over |= UNREAD_RATE;
         if (c->unread & UNREAD_CONSUMER && !is_crowded(cm, c->consumer, c->consumer_uid))
             over |= UNREAD_CONSUMER;
+        if (c->unread & UNREAD_PORT && !c->ports)
+            over |= UNREAD_PORT;
         if (!over)
             continue;
         if (!(c->unread & UNREAD_HELD & ~over))

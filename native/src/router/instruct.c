@@ -85,6 +85,12 @@ void instruct_hold(struct router *rt, uint32_t port, const struct ref_hold *r)
         (struct order_hold){.type = ORDER_HOLD, .publisher = r->publisher, .consumer_uid = r->uid, .consumer = r->conn};
 }
 
+void instruct_wait(struct router *rt, uint32_t port, enum order_type type, uint32_t conn, uint32_t ports)
+{
+    *(struct order_wait *)instruct_append(rt, port, sizeof(struct order_wait), 0) =
+        (struct order_wait){.type = (uint8_t)type, .conn = conn, .ports = ports};
+}
+
 void instruct_status(struct router *rt, uint32_t port, const uint32_t *slots, uint32_t count,
                      const struct order_said *head, const char *subject, const char *reply,
                      const char *fields, const char *body)

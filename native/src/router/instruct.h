@@ -81,6 +81,8 @@ void instruct_sub(struct router *rt, uint32_t port, enum order_type type, uint32
 void instruct_name_asked(struct router *rt, uint32_t port, uint32_t holder, uint64_t holder_uid, uint32_t from,
                          const struct ref_ready *r);
 void instruct_hold(struct router *rt, uint32_t port, const struct ref_hold *r);
+/* ORDER_STILL, ORDER_STILL_OVER */
+void instruct_wait(struct router *rt, uint32_t port, enum order_type type, uint32_t conn, uint32_t ports);
 
 /* ---- what the router itself says ---- */
 

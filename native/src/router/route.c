@@ -20,6 +20,7 @@
 #define LIST_MAX ((BATCH_RECORD_MAX - ORDER_BYTES_MIN) / 4)
 #define PICKS_MAX 4096u
 #define WORK_RECIPIENTS 4u /* of a list that is copied, for a unit of work */
+#define PICKS_WAIT UINT32_MAX
 #define RUN_BYTES_MAX (BATCH_BYTES - 128u) /* of one order with its load: there may be a mark beside it */
 
 /* Counts a message on a queue member (R3: redone by base and stamp). */
@@ -39,24 +40,59 @@ void route_count_pick(struct router *rt, index_sub sub)
         rt->spent[rt->spent_count++] = sub;
 }
 
-/* One member per group, not the sender itself if it does not want its echo. */
-static uint32_t pick_members(struct router *rt, const struct index_match *m, const struct ref_message *r)
+/* The first member from `at` on that is not on one of these ports, and not the sender if it does not want its
+ * echo; ROUTER_NONE: there is none. */
+static uint32_t member_elsewhere(const struct index_group *group, const struct ref_message *r, uint32_t at, uint32_t ports)
+{
+    for (uint32_t tries = group->count; tries; tries--) {
+        if (!(r->flags & REF_NO_ECHO && group->conns[at] == r->conn) && !(ports >> INDEX_SUB_PORT(group->subs[at]) & 1))
+            return at;
+        at = at + 1 < group->count ? at + 1 : 0;
+    }
+    return ROUTER_NONE;
+}
+
+/* One member per group. Those of ports that stand still or have no room (`full`, as bits) are passed over for
+ * others; PICKS_WAIT if all that a group has are of ports without room. */
+static uint32_t pick_members(struct router *rt, const struct index_match *m, const struct ref_message *r, uint32_t full)
 {
     uint32_t count = 0;
 
     for (uint32_t g = 0; g < m->group_count && count < PICKS_MAX; g++) {
         struct index_group *group = &m->groups[g];
-        uint32_t at = index_group_pick(group), tries = group->count;
+        uint32_t first = index_group_pick(group), at = first;
 
-        if (r->flags & REF_NO_ECHO)
-            while (tries && group->conns[at] == r->conn) {
-                at = at + 1 < group->count ? at + 1 : 0;
-                tries--;
-            }
-        if (tries)
+        if (r->flags & REF_NO_ECHO || full || rt->still) {
+            at = member_elsewhere(group, r, first, full | rt->still);
+            if (at == ROUTER_NONE && rt->still)
+                at = member_elsewhere(group, r, first, full);
+            if (at == ROUTER_NONE && full && member_elsewhere(group, r, first, 0) != ROUTER_NONE)
+                return PICKS_WAIT;
+        }
+        if (at != ROUTER_NONE)
             rt->picks[count++] = group->subs[at];
     }
     return count;
+}
+
+/* Whether some of the recipients, which are in the order of their ports, are on one of those. */
+static int any_on(const uint32_t *subs, uint32_t count, uint32_t ports)
+{
+    for (; ports; ports &= ports - 1) {
+        uint32_t port = (uint32_t)__builtin_ctz(ports), at = 0, end = count;
+
+        while (at < end) {
+            uint32_t middle = at + (end - at) / 2;
+
+            if (INDEX_SUB_PORT(subs[middle]) < port)
+                at = middle + 1;
+            else
+                end = middle;
+        }
+        if (at < count && INDEX_SUB_PORT(subs[at]) == port)
+            return 1;
+    }
+    return 0;
 }
 
 /* Lists being written for the ports of one message. */
@@ -278,10 +314,14 @@ static int close_lists(struct router *rt, uint32_t from, const struct ref_messag
     struct routing_in *in = rt->place;
     struct writer w = {.rt = rt, .handle = handle, .messages = 1};
 
-    for (uint32_t i = 0; i < rt->conf.ports; i++)
-        if (!router_room(rt, i, BATCH_RING / 4))
-            return ROUTED_NO_ROOM;
-    uint32_t picked = pick_members(rt, index_match(rt->index, r->text, r->subject_len, hash), r), mask = (uint32_t)in->touched;
+    uint32_t full = router_full(rt, BATCH_RING / 4), mask = (uint32_t)in->touched;
+
+    if (full & mask)
+        return ROUTED_NO_ROOM;
+    uint32_t picked = pick_members(rt, index_match(rt->index, r->text, r->subject_len, hash), r, full);
+
+    if (picked == PICKS_WAIT)
+        return ROUTED_NO_ROOM;
 
     for (uint32_t i = 0; i < picked; i++) {
         route_count_pick(rt, rt->picks[i]);
@@ -341,13 +381,15 @@ static int route_many(struct router *rt, uint32_t from, const struct ref_message
         subs = rt->sorted;
     }
     /* Each pick may also end a membership: an order of four words. */
-    uint32_t need = batches_for(count + 5 * m->group_count);
+    uint32_t full = router_full(rt, batches_for(count + 5 * (m->group_count < PICKS_MAX ? m->group_count : PICKS_MAX)));
 
-    for (uint32_t i = 0; i < rt->conf.ports; i++)
-        if (!router_room(rt, i, need))
-            return 0;
+    if (full && any_on(subs, count, full))
+        return 0;
     rt->work += (m->count + m->group_count * 8ULL) / WORK_RECIPIENTS;
-    uint32_t picked = pick_members(rt, m, r);
+    uint32_t picked = pick_members(rt, m, r, full);
+
+    if (picked == PICKS_WAIT)
+        return 0;
     struct writer w = {.rt = rt, .handle = handle, .messages = messages, .size_each = r->size / ref_messages(r),
                        .subject_len = r->subject_len};
 

@@ -11,6 +11,7 @@
 #include <sys/epoll.h>
 
 #define TAG_ROOM 64u /* plus port: its orders queue has room again */
+#define STILL_LOOK_MS 10 /* between two looks at a port that something waits for */
 #define PREFETCH_LINE 12u
 #define PREFETCH_NODE 6u
 
@@ -35,8 +36,9 @@ int router_open(const struct router_conf *conf, struct routing *seg, const int *
     rt->client_subs = reserve((uint64_t)seg->clients * 4);
     rt->cell_free = reserve((uint64_t)seg->cells * 4);
     rt->sorted = reserve(sorted * 4);
+    rt->still_said_ns = reserve((uint64_t)seg->clients * 8);
     rt->epoll = epoll_create1(EPOLL_CLOEXEC);
-    if (!rt->chains || !rt->client_subs || !rt->cell_free || !rt->sorted || rt->epoll < 0)
+    if (!rt->chains || !rt->client_subs || !rt->cell_free || !rt->sorted || !rt->still_said_ns || rt->epoll < 0)
         return -ENOMEM;
     err = modes_open(rt);
     if (!err)
@@ -80,6 +82,7 @@ int router_start(struct router *rt)
         rt->stats.found_batches += (uint64_t)batch_in_pending(&routing_lane(rt->seg, i)->inbox, rt->seg->in[i].done) +
                                    (ring->tail >> 16) - 1 - atomic_load(&ring->sent);
     }
+    still_start(rt);
     return clients_start(rt);
 }
 
@@ -186,8 +189,11 @@ static int process(struct router *rt, uint32_t from)
             index_prefetch(rt->index, rt->hashes[i + (int)PREFETCH_LINE]);
         if (i + (int)PREFETCH_NODE < count)
             index_prefetch_node(rt->index, rt->hashes[i + (int)PREFETCH_NODE]);
+        uint64_t tails[PORTS_MAX];
         int done;
 
+        if (__builtin_expect(rt->still != 0, 0))
+            still_before(rt, tails);
         if (__builtin_expect(rt->work > rt->work_dear, 0) && (done = take_care(rt, from, b, i)) != ROUTED) {
             ;
         } else if (__builtin_expect(r->flags & REF_ALONE, 0)) {
@@ -198,6 +204,8 @@ static int process(struct router *rt, uint32_t from)
             rt->changing = changes;
             done = message ? route_message(rt, from, m, rt->hashes[i]) : clients_handle(rt, from, r);
         }
+        if (__builtin_expect(message && rt->still, 0))
+            still_after(rt, from, r->conn, tails);
 
         if (__builtin_expect(done != ROUTED, 0)) {
             done = not_routed(rt, from, r, done);
@@ -317,6 +325,7 @@ static int look(struct router *rt)
     if (next_ns && next_ns <= rt->now_ns)
         modes_expire(rt);
     rt->holding = 0;
+    still_look(rt);
     for (uint32_t m = 0; m < rt->conf.ports; m++) {
         rt->stuck[m] = 0;
         int got = visit(rt, m);
@@ -372,6 +381,8 @@ static int await(struct router *rt, int sleep_ms)
             arm(rt, m);
         if (rt->holding) /* until its patience ends */
             sleep_ms = 1;
+        else if (sleep_ms > STILL_LOOK_MS && still_waiting(rt))
+            sleep_ms = STILL_LOOK_MS;
         if (epoll_wait(rt->epoll, evs, 2 * PORTS_MAX, sleep_ms) < 0)
             return -errno;
         rt->now_ns = clock_ns();

@@ -6,6 +6,7 @@
  *   router.c      opening, the turn, start
  *   route.c       one message to its recipients
  *   instruct.c    the orders themselves, and when they leave
+ *   still.c       ports that take no orders, and who has to wait for them
  *   clients.c     clients and their subscriptions
  *   aside.c       references that would hold up others
  *
@@ -30,6 +31,8 @@
 #define ROUTER_AHEAD_MAX 8u            /* passes one port may be ahead of a busy one */
 #define ROUTER_PATIENCE_NS 100000000ULL /* how long others wait for a busy one that is behind: much more
                                          * than it may have to wait for a core, less than a restart */
+#define ROUTER_STILL_NS 100000000ULL    /* a port that takes no orders for so long stands still */
+#define ROUTER_STILL_KEPT 16u           /* batches of a ring that are kept for when its port does */
 #define ROUTER_REDO_SOFT (REDO_PAIRS_MAX / 2) /* words of a step before it ends; a message adds 4096 at most */
 #define ROUTER_REFS_MAX (BATCH_BYTES / REF_BYTES_MIN)
 #define ROUTER_WORK_A_VISIT 200000u /* of one port before the next: about 4 ms */
@@ -112,6 +115,12 @@ struct router {
     int busy[PORTS_MAX];  /* it had more to read at the end of its last round */
     int ahead[PORTS_MAX]; /* it waits for those behind */
     int holding;                     /* somebody does */
+    /* Ports that take no orders, see still.c. */
+    uint32_t still;                  /* those that stand still, as bits */
+    uint64_t still_sent[PORTS_MAX];  /* batches that each had taken when it was last looked at, */
+    uint64_t still_ns[PORTS_MAX];    /* and since when its queue is full and it has taken none; 0: it is not so */
+    uint32_t still_told[PORTS_MAX];  /* by port: ports with clients that may have been told to wait for it, as bits */
+    uint64_t *still_said_ns;         /* by client: when it was last told to wait */
     int epoll;
     struct spin spin;
     uint64_t spin_seen;  /* spin_work() when it was last asked */
@@ -193,9 +202,27 @@ static inline uint64_t router_at(const struct router *rt, uint32_t from, const v
     return (uint64_t)((const char *)r - rt->place_base);
 }
 
+/* Whether more than so many batches are free in the ring of a port, beside what is kept. */
 static inline int router_room(const struct router *rt, uint32_t port, uint32_t batches)
 {
-    return batch_out_room(&rt->out[port]) > batches;
+    return batch_out_room(&rt->out[port]) > batches + (rt->still >> port & 1 ? 0 : ROUTER_STILL_KEPT);
 }
+/* Ports in whose rings that is not so, as bits. */
+static inline uint32_t router_full(const struct router *rt, uint32_t batches)
+{
+    uint32_t full = 0;
+
+    for (uint32_t i = 0; i < rt->conf.ports; i++)
+        full |= (uint32_t)!router_room(rt, i, batches) << i;
+    return full;
+}
+
+void still_start(struct router *rt);
+void still_look(struct router *rt); /* which ports stand still now; who waited for one that does not goes on */
+int still_waiting(const struct router *rt); /* something waits for a port that may stand still soon */
+/* Around the routing of a reference while some port stands still: its sender has to wait if a ring of such a
+ * port got something. */
+void still_before(const struct router *rt, uint64_t tails[PORTS_MAX]);
+void still_after(struct router *rt, uint32_t from, uint32_t conn, const uint64_t tails[PORTS_MAX]);
 
 #endif

@@ -20,9 +20,11 @@
  *       clears the sequence field before the call. Found equal to done + 1 after a crash,
  *       it means: received, not finished.
  *   B5  Nobody waits inside `mq_send`. While references cannot leave, a port takes in nothing
- *       that would make more: a connmgr stops reading its clients. While the ring of a port is
- *       full, the router leaves references waiting: those with one recipient there, and those
- *       with several recipients anywhere. It goes on with those of the other ports.
+ *       that would make more: a connmgr stops reading its clients. Openings and ends of
+ *       connections are never counted for that. While the ring of a port has no room, the router
+ *       leaves references to recipients there waiting, and with them the port they came from. It
+ *       goes on with those of the other ports. What is kept of a ring for a port that stands
+ *       still, and who waits then, is in router/still.c. Nothing is left out.
  */
 #ifndef MIDAIR_BATCH_H
 #define MIDAIR_BATCH_H
@@ -65,8 +67,9 @@ API struct batch_out {            /* private to the sender */
     mqd_t queue;
     uint64_t seq;             /* of the batch being filled, with uncommitted appends */
     uint32_t bytes;
-    uint32_t load;            /* the router's: what the runs in it count for beside their bytes
-                               * (batch_run_load) */
+    uint32_t load;            /* what the messages in it count for beside the bytes of their records: the
+                               * router's for the output they make (batch_run_load), a connmgr's for the
+                               * router's work and the arena (refer_load) */
     uint8_t from;
     int blocked;              /* the queue was full at the last try */
     uint32_t passes;          /* batch_rounds() since the last batch was closed */

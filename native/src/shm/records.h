@@ -250,7 +250,9 @@ enum order_type {
     ORDER_WAIT = 18,         /* order_conn: it is not to be read until its references are done with */
     ORDER_GO_ON = 19,        /* order_conn: they are */
     ORDER_TOPIC = 20,        /* order_topic */
-    ORDER_LAST = ORDER_TOPIC,
+    ORDER_STILL = 21,        /* order_wait: a connection publishes to ports that stand still, and is not to be read */
+    ORDER_STILL_OVER = 22,   /* order_wait: these ports take orders again */
+    ORDER_LAST = ORDER_STILL_OVER,
 };
 #define ORDER_MORE 0x80 /* in type: further recipients of this message follow for this port */
 
@@ -327,6 +329,12 @@ struct order_hold { /* a publisher is not read until the consumer is no longer c
     uint64_t consumer_uid;
     uint32_t consumer;     /* conn slot */
     uint32_t pad2;
+};
+struct order_wait { /* to the port of a publisher */
+    uint8_t type, limit;
+    uint16_t pad;
+    uint32_t conn;  /* WAIT: its slot */
+    uint64_t ports; /* as bits */
 };
 struct order_mode { /* as ORDER_DELIVER to one, with texts of its own */
     uint8_t type, limit;
@@ -409,6 +417,7 @@ ORDER_FITS(order_conn, conn, uid, 16);
 ORDER_FITS(order_sub, conn, sub, 16);
 ORDER_FITS(order_name, conn, uid, 32);
 ORDER_FITS(order_hold, publisher, consumer_uid, 24);
+ORDER_FITS(order_wait, conn, ports, 16);
 ORDER_FITS(order_mode, sub, handle, 32);
 ORDER_FITS(order_topic, subject_len, handle, 16);
 ORDER_FITS(order_text, written, pad, 16);

@@ -184,7 +184,7 @@ static int room_for_watchers(struct router *rt, uint32_t from, const char *name,
     uint32_t need = plain || groups ? 2 + plain / MODES_WATCHERS_EACH + groups / 16 : 0;
 
     for (uint32_t i = 0; need && i < rt->conf.ports; i++)
-        if (!router_room(rt, i, need < BATCH_RING - 2 ? need : BATCH_RING - 2))
+        if (batch_out_room(&rt->out[i]) <= (need < BATCH_RING - 2 ? need : BATCH_RING - 2))
             return 0;
     return router_room(rt, from, 1);
 }

@@ -50,6 +50,19 @@ int modes_less_loaded(const struct router *rt, uint32_t a, uint32_t b)
     return x->outstanding != y->outstanding ? x->outstanding < y->outstanding : x->idle < y->idle;
 }
 
+static int answers(const struct router *rt, index_sub sub)
+{
+    return !(rt->still >> INDEX_SUB_PORT(sub) & 1) && router_room(rt, INDEX_SUB_PORT(sub), 1);
+}
+
+/* One on a port that takes orders comes before one that would have to wait. */
+static int before(const struct router *rt, index_sub a, uint32_t a_conn, index_sub b, uint32_t b_conn)
+{
+    int now = answers(rt, a);
+
+    return now == answers(rt, b) ? modes_less_loaded(rt, a_conn, b_conn) : now;
+}
+
 /* The least loaded of `count` candidates: fewest outstanding requests, then the longest idle. */
 index_sub modes_least_loaded(const struct router *rt, const struct ref_message *r, const uint32_t *subs,
                              const uint32_t *conns, uint32_t count)
@@ -59,7 +72,7 @@ index_sub modes_least_loaded(const struct router *rt, const struct ref_message *
     for (uint32_t i = 0; i < count; i++) {
         if (r->flags & REF_NO_ECHO && conns[i] == r->conn)
             continue;
-        if (best == ROUTER_NONE || modes_less_loaded(rt, conns[i], conns[best]))
+        if (best == ROUTER_NONE || before(rt, subs[i], conns[i], subs[best], conns[best]))
             best = i;
     }
     return best == ROUTER_NONE ? ROUTER_NONE : subs[best];
@@ -80,7 +93,7 @@ static index_sub choose_any(struct router *rt, const struct ref_message *r, uint
             continue;
         uint32_t conn = (uint32_t)routing_sub(rt->seg, INDEX_SUB_PORT(sub), INDEX_SUB_SLOT(sub))->word;
 
-        if (best == ROUTER_NONE || modes_less_loaded(rt, conn, best_conn)) {
+        if (best == ROUTER_NONE || before(rt, sub, conn, best, best_conn)) {
             best = sub;
             best_conn = conn;
         }
