@@ -137,7 +137,8 @@ def test_a_request_without_a_deadline_has_ten_minutes(server: Instance, connmgrs
         found = [it.requests()[at].deadline_ns for at in range(it.routing.requests_high)
                  if it.requests()[at].word >> 63]  # fmt: skip
     (deadline_ns,) = found
-    assert before <= deadline_ns - 600 * 10**9 <= after
+    a_minute = 60 * 10**9  # the router looks at its clock once in a while
+    assert before - a_minute <= deadline_ns - 10 * a_minute <= after
     worker.close()
     client.close()
 

@@ -183,6 +183,9 @@ class Segments:
     def legs(self) -> Any:
         return self._at(self.routing, self.routing.legs_at, "struct mode_leg *")
 
+    def asides(self) -> Any:
+        return self._at(self.routing, self.routing.asides_at, "struct routing_aside *")
+
     def names(self) -> Any:
         return self._at(self.routing, self.routing.names_at, "struct mode_name *")
 

@@ -151,8 +151,7 @@ int aside_must(struct router *rt, uint32_t from, const struct ref *r)
     }
     if (any_time(r))
         return 0;
-    /* A fanout's orders go on from one batch to the next (P3). */
-    return c->first || (a->open && r->type == REF_MESSAGE && r->flags & REF_MODE) ||
+    return c->first || (a->open && r->type == REF_MESSAGE && r->flags & REF_MODE && modes_goes_on((const struct ref_message *)r)) ||
            (c->window == window && c->used > ASIDE_ALLOWANCE);
 }
 
@@ -253,7 +252,7 @@ static int handle(struct router *rt, uint32_t from, const struct aside *a, const
 
     if (!(r->flags & REF_MODE))
         return route_message(rt, from, m, hash);
-    return a->open && a->open != rt->aside_now ? ROUTED_NO_ROOM : modes_message(rt, from, m, hash);
+    return a->open && a->open != rt->aside_now && modes_goes_on(m) ? ROUTED_NO_ROOM : modes_message(rt, from, m, hash);
 }
 
 /* Goes on with the first reference of the connection: enum routed. */

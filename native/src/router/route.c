@@ -231,8 +231,6 @@ void route_drop_spent(struct router *rt)
  * gives the order which must be the same after a restart (R4). They go out piece by piece, each piece a step
  * of its own, as far as there is room and time; then the last order of each port. */
 
-#define HUGE_LEAVES (BATCH_RING * 5 / 8) /* free batches that pieces leave to others: a list in one step needs half of them */
-
 static uint64_t *list_word(const struct router *rt, const struct list *l, index_sub sub)
 {
     return &l->bits[INDEX_SUB_PORT(sub) * rt->list_words + INDEX_SUB_SLOT(sub) / 64];
@@ -245,35 +243,45 @@ void route_forget(struct router *rt, index_sub sub)
             *list_word(rt, &rt->lists[i], sub) &= ~(1ULL << sub % 64);
 }
 
-static void list_make(struct router *rt, uint32_t from, const struct ref_message *r, const struct index_match *m)
+void route_list_begin(struct router *rt, uint32_t from)
 {
     struct list *l = &rt->lists[from];
 
     for (uint32_t i = 0; i < rt->conf.ports; i++)
         memset(&l->bits[i * rt->list_words], 0, (size_t)((rt->seg->subs_high[i] + 63) / 64 * 8));
-    for (uint32_t i = 0; i < m->count; i++)
-        if (!(r->flags & REF_NO_ECHO && m->conns[i] == r->conn))
-            *list_word(rt, l, m->subs[i]) |= 1ULL << m->subs[i] % 64;
     l->made = 1;
     rt->asides[from].open = rt->aside_now;
-    rt->work += m->count;
     rt->stats.lists++;
 }
 
-/* The next recipients from `progress` on, all of one port: their number. */
-static uint32_t list_next(const struct router *rt, const struct list *l, uint64_t progress, index_sub *ret_subs)
+void route_list_add(struct router *rt, uint32_t from, index_sub sub)
 {
+    *list_word(rt, &rt->lists[from], sub) |= 1ULL << sub % 64;
+}
+
+static void list_make(struct router *rt, uint32_t from, const struct ref_message *r, const struct index_match *m)
+{
+    route_list_begin(rt, from);
+    for (uint32_t i = 0; i < m->count; i++)
+        if (!(r->flags & REF_NO_ECHO && m->conns[i] == r->conn))
+            route_list_add(rt, from, m->subs[i]);
+    rt->work += m->count;
+}
+
+uint32_t route_list_next(const struct router *rt, uint32_t from, uint64_t progress, uint32_t most, index_sub *ret_subs)
+{
+    const struct list *l = &rt->lists[from];
     uint32_t port = INDEX_SUB_PORT((uint32_t)progress), slot = INDEX_SUB_SLOT((uint32_t)progress), count = 0;
 
     for (; port < rt->conf.ports && !count; port++, slot = 0) {
         uint64_t words = (rt->seg->subs_high[port] + 63) / 64;
 
-        for (uint64_t at = slot / 64; at < words && count < LIST_MAX; at++) {
+        for (uint64_t at = slot / 64; at < words && count < most; at++) {
             uint64_t bits = l->bits[port * rt->list_words + at];
 
             if (at == slot / 64)
                 bits &= ~0ULL << slot % 64;
-            for (; bits && count < LIST_MAX; bits &= bits - 1)
+            for (; bits && count < most; bits &= bits - 1)
                 ret_subs[count++] = INDEX_SUB(port, at * 64 + (uint32_t)__builtin_ctzll(bits));
         }
     }
@@ -288,10 +296,10 @@ static int route_pieces(struct router *rt, uint32_t from, uint64_t handle)
     index_sub subs[LIST_MAX];
     uint32_t n;
 
-    while ((n = list_next(rt, &rt->lists[from], in->progress, subs))) {
+    while ((n = route_list_next(rt, from, in->progress, LIST_MAX, subs))) {
         uint32_t port = INDEX_SUB_PORT(subs[0]);
 
-        if (!router_room(rt, port, HUGE_LEAVES))
+        if (!router_room(rt, port, ROUTER_LEAVES))
             return ROUTED_NO_ROOM;
         write_list(&w, port, subs, n, NULL, 0);
         instruct_more(w.last);

@@ -37,6 +37,7 @@
 #define ROUTER_REFS_MAX (BATCH_BYTES / REF_BYTES_MIN)
 #define ROUTER_WORK_A_VISIT 200000u /* of one port before the next: about 4 ms */
 #define ROUTER_WORK_A_SLICE 50000u  /* of what was set aside, in between: about 1 ms */
+#define ROUTER_LEAVES (BATCH_RING * 5 / 8) /* free batches that pieces leave to others: a list in one step needs half of them */
 #define ROUTER_SUBS_A_SLICE 1024u   /* subscriptions of an ended connection taken out at once */
 #define ROUTER_STARTS_A_CALL 65536u /* slots of subscriptions gone through by one router_start() */
 
@@ -176,6 +177,11 @@ void router_commit(struct router *rt);
 void router_commit_at(struct router *rt, uint32_t from, uint64_t at);
 /* All of a reference: enum routed. Of a run rt->routed says which is the message at hand. */
 int route_message(struct router *rt, uint32_t from, const struct ref_message *r, uint64_t hash);
+/* The list of the message of port `from` that is ordered in pieces, which is the entry at hand. */
+void route_list_begin(struct router *rt, uint32_t from);
+void route_list_add(struct router *rt, uint32_t from, index_sub sub);
+/* The next recipients from `progress` on, `most` at most and all of one port: their number. */
+uint32_t route_list_next(const struct router *rt, uint32_t from, uint64_t progress, uint32_t most, index_sub *ret_subs);
 /* A subscription goes: no list that is being ordered names it. */
 void route_forget(struct router *rt, index_sub sub);
 /* A connection's own subscription that would get a message to `subject`, or ROUTER_NONE. */

@@ -23,7 +23,7 @@
  *       ascending subscription: in.progress is the last one ordered + 1, in.touched the
  *       ports that got pieces. The list may change between two pieces. For a message to several
  *       topics, or to a kind, in.progress also says which (modes_spread.c). For a fanout request with
- *       very many listeners in.asking is the request whose legs are being ordered: those that have
+ *       very many listeners, in.asking is the request whose legs are being ordered: those that have
  *       MODE_UNASKED are to come.
  *   R5  A request, one of its legs or a name is there while MODE_USED is set in its word (redo);
  *       its other fields were written before that and do not change. A used leg is of a used

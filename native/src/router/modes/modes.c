@@ -38,6 +38,9 @@ int modes_open(struct router *rt)
     m->queue_seen = reserve(((uint64_t)rt->conf.subjects + 1) * 4);
     m->own = reserve((uint64_t)seg->clients * sizeof(struct mode_own));
     m->list = reserve((uint64_t)rt->conf.ports * seg->subs_each * 4);
+    for (uint32_t i = 0; i < rt->conf.ports; i++)
+        if (!(m->spread[i].seen = reserve((uint64_t)rt->conf.ports * ((seg->subs_each + 63) / 64) * 8)))
+            return -ENOMEM;
     rt->modes = m;
     return m->request_links && m->leg_links && m->conns && m->pins && m->request_free && m->leg_free &&
                    m->session_hash && m->name_hash && m->name_next && m->heap && m->sub_seen && m->queue_seen &&

@@ -28,6 +28,8 @@
 #define MODES_FANOUT_MAX 65536u        /* listeners one fanout request may have */
 #define MODES_FANOUT_STEP 1024u        /* of those, how many are asked in one step */
 #define MODES_GATHER_STEP 4096u        /* and how many legs are taken in one */
+#define MODES_SPREAD_STEP 1024u        /* recipients of a message to several topics, or to a kind, in one step */
+#define MODES_WORK_LEG 4u              /* work (index.h) of a request to one responder */
 #define MODES_DEADLINE_NS 600000000000ULL /* of a request that names none: ten minutes */
 #define MODES_PAGE_BYTES 3072u         /* body of one answer to "who is there" */
 #define MODES_WATCHERS_EACH 1024u      /* subscriptions in one order of presence */
@@ -75,6 +77,13 @@ struct modes {
     uint32_t *queue_seen; /* per queue name (index_group.queue) */
     struct mode_own *own; /* per connection: which of its subscriptions gets it */
     uint32_t *list;       /* who gets it: as many as there are subscriptions */
+    /* Per port: of what it is ordered in pieces. */
+    struct mode_spread {
+        uint64_t handle;   /* of a message to several topics, */
+        uint32_t sections; /* of how many of them it is known who listens, */
+        uint64_t *seen;    /* and who: a bit for each subscription */
+        uint32_t waiting;  /* ports that legs of a fanout request wait for */
+    } spread[PORTS_MAX];
 };
 
 struct mode_own {
@@ -173,6 +182,13 @@ index_sub modes_choose_named(struct router *rt, const struct ref_message *r);
 int modes_ask_all(struct router *rt, uint32_t from, const struct ref_message *r, uint64_t hash);
 /* At start: requests that did not get all of their legs. */
 void modes_drop_gathering(struct router *rt);
+/* Whether its orders may go on from one batch to the next (P3). */
+static inline int modes_goes_on(const struct ref_message *r)
+{
+    const struct ref_mode *m = ref_mode(r);
+
+    return m->mode == MODE_FANOUT || m->place == PLACE_KIND || m->topics_len;
+}
 /* ---- modes_spread.c: as route_message() ---- */
 int modes_spread_topics(struct router *rt, uint32_t from, const struct ref_message *r);
 int modes_spread_kind(struct router *rt, uint32_t from, const struct ref_message *r);

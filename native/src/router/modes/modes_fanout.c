@@ -1,11 +1,11 @@
 /* modes_fanout: a request to everybody who listens (docs/modes.md).
  *
  * The structure: none of its own; requests and legs are those of modes.c.
- * Written by:   the router. A request with up to MODES_FANOUT_STEP listeners is one step (R6). One with more:
- *               first its legs are taken, in steps, while it has MODE_GATHERING and nobody knows of it; then one
- *               step tells the client that asks how many there are, and notes the request in routing_in.asking;
- *               then legs are ordered in steps, as far as the rings have room, and each loses MODE_UNASKED in
- *               the step that orders it; the last step ends the list of each port (P3).
+ * Written by:   the router. A request with up to MODES_FANOUT_STEP listeners is one step (R6). One with more is
+ *               set aside (R7). First its legs are taken, in steps, while it has MODE_GATHERING and nobody knows of
+ *               it; then one step tells the client that asks how many there are, and notes the request in
+ *               routing_in.asking; then legs are ordered in steps, as far as there is room and time, and each
+ *               loses MODE_UNASKED in the step that orders it; the last step ends the list of each port (P3).
  * Invariants:   who is asked is fixed when the number is told: each of them replies, goes away, or the deadline
  *               passes. Who unsubscribed before its order was made counts as gone.
  * After a crash: legs that were gathered are dropped, and gathered again; legs to be ordered are ordered.
@@ -15,8 +15,8 @@
 
 #include "base/crash.h"
 
-#define ROOM 4u /* batches: an order, and the ends of the memberships that a step brings */
-_Static_assert((ROOM - 1) * (BATCH_BYTES - BATCH_HEAD) > MODES_FANOUT_STEP * sizeof(struct order_sub), "see above");
+/* An order, and the ends of the memberships that a step brings. */
+_Static_assert((ROUTER_LEAVES - 1) * (BATCH_BYTES - BATCH_HEAD) > MODES_FANOUT_STEP * sizeof(struct order_sub), "they fit");
 
 /* Everybody who listens: each plain subscription, and one member of each queue group; of a kind, each client
  * once. Returns how many are in modes.list. */
@@ -83,13 +83,17 @@ static void order_legs(struct router *rt, const struct ref_message *r, uint32_t 
 static int ask_few(struct router *rt, uint32_t from, const struct ref_message *r, uint32_t count, uint64_t deadline_ns)
 {
     /* An order to a leg is 80 bytes; ends of memberships, and the status, come on top. */
-    for (uint32_t i = 0; i < rt->conf.ports; i++)
-        if (!router_room(rt, i, 2 + count / 64))
-            return 0;
+    uint32_t full = router_full(rt, 2 + count / 64), ports = 1u << from;
+
+    for (uint32_t i = 0; full && i < count; i++)
+        ports |= 1u << INDEX_SUB_PORT(rt->modes->list[i]);
+    if (full & ports)
+        return 0;
     uint32_t request = modes_take_request(rt, r, MODE_FANOUT, deadline_ns);
 
     if (request == ROUTER_NONE)
         return modes_refuse(rt, from, r, STATUS_TOO_MANY_REQUESTS);
+    rt->work += count * MODES_WORK_LEG;
     order_legs(rt, r, request, count, deadline_ns);
     for (uint32_t i = 0; i < count; i++)
         route_count_pick(rt, rt->modes->list[i]);
@@ -108,25 +112,51 @@ static struct mode_request *asked(struct router *rt, uint64_t asking)
     return q->word & MODE_USED && (uint32_t)(q->word >> 8) == (uint32_t)(asking >> 32) ? q : NULL;
 }
 
-/* Orders the legs that are to come, as far as there is room. 1: there are none left. */
+static uint32_t ports_with_room(const struct router *rt)
+{
+    uint32_t ports = 0;
+
+    for (uint32_t i = 0; i < rt->conf.ports; i++)
+        if (router_room(rt, i, ROUTER_LEAVES))
+            ports |= 1u << i;
+    return ports;
+}
+
+/* Makes the orders of a step valid. */
+static void commit_piece(struct router *rt, uint32_t touched)
+{
+    route_drop_spent(rt);
+    redo_put(&rt->redo, &rt->place->touched, touched);
+    CRASH(MODE_ORDERED);
+    router_commit(rt);
+    CRASH(MODE_PIECE);
+    for (uint32_t i = 0; i < rt->conf.ports; i++)
+        (void)instruct_send(rt, i, INSTRUCT_ROUTED);
+}
+
+/* Orders the legs that are to come, as far as there is room and time: enum routed. */
 static int order_unasked(struct router *rt, uint32_t from, const struct ref_message *r)
 {
-    struct routing_in *in = &rt->seg->in[from];
-    const struct mode_request *q = asked(rt, in->asking);
-    uint32_t touched = (uint32_t)in->touched, count = 0;
-    uint64_t at = router_at(rt, from, r);
-    int all = 1;
+    const struct mode_request *q = asked(rt, rt->place->asking);
+    uint32_t *waiting = &rt->modes->spread[from].waiting, touched = (uint32_t)rt->place->touched, count = 0;
 
-    for (uint32_t leg = q ? rt->modes->request_links[q - routing_requests(rt->seg)].legs : 0, next; leg; leg = next) {
+    if (!q)
+        return ROUTED; /* it has ended */
+    if (*waiting && !(*waiting & ports_with_room(rt)))
+        return ROUTED_NO_ROOM;
+    rt->asides[from].open = rt->aside_now;
+    *waiting = 0;
+    for (uint32_t leg = rt->modes->request_links[q - routing_requests(rt->seg)].legs, next; leg; leg = next) {
         struct mode_leg *g = &routing_legs(rt->seg)[leg - 1];
-        int stands = modes_leg_stands(rt, leg - 1);
-        uint32_t port = stands ? INDEX_SUB_PORT(g->sub) : modes_port(rt, q->conn);
 
         next = rt->modes->leg_links[leg - 1].peer_next;
         if (!(g->word & MODE_UNASKED))
             continue;
-        if (!router_room(rt, port, ROOM)) {
-            all = 0;
+        int stands = modes_leg_stands(rt, leg - 1);
+        uint32_t port = stands ? INDEX_SUB_PORT(g->sub) : modes_port(rt, q->conn);
+
+        if (!router_room(rt, port, ROUTER_LEAVES)) {
+            *waiting |= 1u << port;
             continue;
         }
         if (stands) {
@@ -140,34 +170,30 @@ static int order_unasked(struct router *rt, uint32_t from, const struct ref_mess
         } else {
             modes_responder_gone(rt, leg - 1);
         }
-        if (++count % MODES_FANOUT_STEP && next)
+        rt->work += MODES_WORK_LEG;
+        if (++count % MODES_FANOUT_STEP)
             continue;
-        route_drop_spent(rt);
-        redo_put(&rt->redo, &in->touched, touched);
-        CRASH(MODE_ORDERED);
-        router_commit_at(rt, from, at);
-        CRASH(MODE_PIECE);
-        for (uint32_t i = 0; i < rt->conf.ports; i++)
-            (void)instruct_send(rt, i, INSTRUCT_ROUTED);
+        commit_piece(rt, touched);
+        if (rt->work > rt->work_until && next) {
+            *waiting = 0;
+            return ROUTED_LATER;
+        }
     }
-    if (rt->stepping) { /* those after the last whole step */
-        route_drop_spent(rt);
-        redo_put(&rt->redo, &in->touched, touched);
-        router_commit_at(rt, from, at);
-    }
-    return all;
+    if (count % MODES_FANOUT_STEP)
+        commit_piece(rt, touched);
+    return *waiting ? ROUTED_NO_ROOM : ROUTED;
 }
 
 /* Ends the list of each port. */
 static int end_lists(struct router *rt, uint32_t from, const struct ref_message *r)
 {
-    struct routing_in *in = &rt->seg->in[from];
+    struct routing_in *in = rt->place;
     uint32_t touched = (uint32_t)in->touched;
     struct order *last = NULL;
 
     for (uint32_t i = 0; i < rt->conf.ports; i++)
         if ((touched & 1u << i || i == from) && !router_room(rt, i, 1))
-            return 0;
+            return ROUTED_NO_ROOM;
     for (uint32_t left = touched; left; left &= left - 1)
         last = instruct_deliver(rt, (uint32_t)__builtin_ctz(left), 0, r->handle);
     if (last)
@@ -176,12 +202,14 @@ static int end_lists(struct router *rt, uint32_t from, const struct ref_message 
         instruct_delete(rt, from, r->handle, 1);
     redo_put(&rt->redo, &in->touched, 0);
     redo_put(&rt->redo, &in->asking, 0);
-    return 1;
+    return ROUTED;
 }
 
 static int go_on(struct router *rt, uint32_t from, const struct ref_message *r)
 {
-    return order_unasked(rt, from, r) && end_lists(rt, from, r);
+    int done = order_unasked(rt, from, r);
+
+    return done == ROUTED ? end_lists(rt, from, r) : done;
 }
 
 static int ask_many(struct router *rt, uint32_t from, const struct ref_message *r, uint32_t count, uint64_t deadline_ns)
@@ -204,10 +232,12 @@ static int ask_many(struct router *rt, uint32_t from, const struct ref_message *
     struct mode_request *q = &routing_requests(rt->seg)[request];
 
     redo_put(&rt->redo, &q->word, q->word & ~(uint64_t)MODE_GATHERING);
-    redo_put(&rt->redo, &rt->seg->in[from].asking, q->word >> 8 << 32 | (request + 1));
+    redo_put(&rt->redo, &rt->place->asking, q->word >> 8 << 32 | (request + 1));
     tell_count(rt, r, count);
     router_commit_at(rt, from, at);
-    return go_on(rt, from, r);
+    rt->work += (uint64_t)count * MODES_WORK_LEG;
+    rt->modes->spread[from].waiting = 0;
+    return rt->work > rt->work_until ? ROUTED_LATER : go_on(rt, from, r);
 }
 
 void modes_drop_gathering(struct router *rt)
@@ -232,7 +262,7 @@ int modes_ask_all(struct router *rt, uint32_t from, const struct ref_message *r,
 {
     uint64_t deadline_ns = ref_mode(r)->deadline_ns;
 
-    if (rt->seg->in[from].asking)
+    if (rt->place->asking)
         return go_on(rt, from, r);
     if (r->reply_len > MODE_REPLY_MAX)
         return modes_refuse(rt, from, r, STATUS_REPLY_TOO_LONG);
@@ -246,5 +276,7 @@ int modes_ask_all(struct router *rt, uint32_t from, const struct ref_message *r,
         return modes_refuse(rt, from, r, STATUS_TOO_MANY_REQUESTS);
     if (!deadline_ns)
         deadline_ns = rt->now_ns + MODES_DEADLINE_NS;
+    if (count > MODES_FANOUT_STEP && !rt->aside_now)
+        return ROUTED_ASIDE;
     return count > MODES_FANOUT_STEP ? ask_many(rt, from, r, count, deadline_ns) : ask_few(rt, from, r, count, deadline_ns);
 }

@@ -294,8 +294,7 @@ static int broadcast(struct router *rt, uint32_t from, const struct ref_message 
 int modes_message(struct router *rt, uint32_t from, const struct ref_message *r, uint64_t hash)
 {
     const struct ref_mode *m = ref_mode(r);
-    const struct routing_in *in = &rt->seg->in[from];
-    int begun = in->asking || in->touched; /* some have it: so all of them will (R4) */
+    int begun = rt->place->asking || rt->place->touched; /* some have it: so all of them will (R4) */
 
     if (m->place == PLACE_REPLY)
         return reply(rt, from, r);
