@@ -61,8 +61,7 @@ class Arrivals:
         """Answers who has asked, after all that anybody had sent before is taken in.
 
         So a dispatcher that is answered knows that nothing of its predecessor, which was dead
-        before it asked, is on its way any more: what is assigned and was not taken up never will
-        be.
+        before it asked, is on its way any more: what is assigned and not taken up never will be.
         """
         while self._asked:
             asked, self._asked = self._asked, []

@@ -20,15 +20,17 @@ from midair.exits import Exit
 from midair.keeper.client import KeeperClient
 from midair.process import events, role
 from midair.process.program import Program
+from midair.process.tables import Tables
 from midair.version import __version__
 from native import connmgr as native
 from native import migrate
 from native.conntable import ConnTable
 from native.protocol import NAMES, number, transport
-from native.stats import Own
+from native.stats import Own, connmgr_gauges
 from native.trace import open_ring, view_control
 
 TICK_S = 1.0
+TELL_SUBSCRIPTIONS_S = 60.0  # between two lines about clients with too many
 TELL_SLOW_S = 0.05  # between two slow consumers in the event log
 WAKE_TAG = 0  # of the descriptor that signals make readable; no other has the number 0
 
@@ -57,6 +59,8 @@ class Connmgr(role.Role):
         self.protocols = [number(item.protocol) for item in self.config.server.listen]
         self.spoken = [protocols.find(name) for name in NAMES]
         self.tell_slow_after = 0.0
+        self.tell_subs_after = 0.0
+        self.tables = Tables(self.log, program.event)
         self.handlers = {
             native.FD: self.on_fd,
             native.CONNECT: self.on_connect,
@@ -85,7 +89,8 @@ class Connmgr(role.Role):
             ports=config.ports,
             max_payload=limits.max_payload,
             max_control_line=limits.max_control_line,
-            max_subscriptions=limits.max_subscriptions,
+            max_subscriptions=config.subscriptions_each,
+            few_subscriptions=config.subscriptions_few,
             max_pending=limits.max_pending,
             write_deadline_ns=int(limits.write_deadline_s * 1e9),
             ping_interval_ns=int(limits.ping_interval_s * 1e9),
@@ -198,6 +203,11 @@ class Connmgr(role.Role):
 
     def show(self) -> None:
         self.engine.show(self.stats)
+        now = connmgr_gauges(self.stats)
+        subs, blocks = now.subscriptions, now.output_blocks - now.output_free
+        self.tables.look("subscriptions", subs, now.subscriptions_max, "connmgr.subscriptions")
+        most = now.output_blocks - native.BLOCKS_KEPT
+        self.tables.look("output blocks", blocks, most, "connmgr.output_bytes")
 
     def handle(self, events: list[native.Event]) -> None:
         """Each event to its handler."""
@@ -235,6 +245,13 @@ class Connmgr(role.Role):
             reason = native.REASONS[event.code]
             said = {"uid": event.uid, "reason": reason, "pending_bytes": pending}
             self.program.event(events.SLOW_CONSUMER, **said)
+        if event.code == native.SUBSCRIPTIONS and time.monotonic() >= self.tell_subs_after:
+            self.tell_subs_after = time.monotonic() + TELL_SUBSCRIPTIONS_S
+            self.log.warning(
+                "client %d closed: too many subscriptions (limits.max_subscriptions), or no room "
+                "for one more (connmgr.subscriptions, router.subjects)",
+                event.uid,
+            )
         self.log.debug("client %d closed: %s", event.uid, native.REASONS[event.code])
         self.sockets.closed(event.uid)
 

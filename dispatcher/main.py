@@ -25,6 +25,7 @@ from midair.keeper import listening
 from midair.keeper.client import KeeperClient
 from midair.process import crash, lame_duck, role
 from midair.process.program import Program
+from midair.process.tables import Tables
 from native import migrate, protocol
 from native.conntable import ConnTable
 from native.guard import Guard
@@ -66,6 +67,7 @@ class Dispatcher(role.Role):
                 Exit.USAGE,
             )
         self.memory = migrate.for_dispatcher(program.runtime)
+        self._tables = Tables(self.log, program.event)
         self.accepted = 0
         self.refused = 0
         self.descriptors_out = 0
@@ -168,6 +170,10 @@ class Dispatcher(role.Role):
         self._stats.publish(
             {name: count + getattr(self, name) for name, count in self._before.items()},
             {"backlog": self._outbox.backlog, "connections_max": self._connections_max},
+        )
+        most = self._connections_max
+        self._tables.look(
+            "connections", self._balance.total, most, "limits.max_connections", self.refused
         )
 
     def _set_accepting(self, wanted: bool) -> None:

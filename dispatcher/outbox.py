@@ -245,9 +245,8 @@ class Outbox:
         return result
 
     def settle(self, table: ConnTable, doubtful: Sequence[Slot]) -> list[Slot]:
-        """Frees those whose connmgr has said that no hand-off is on its way to it any more, and
-        which are still assigned: their clients left, or their sockets are gone. Those that are
-        left."""
+        """Frees those that are still assigned and whose connmgr has said that no hand-off is on its
+        way to it: their clients left, or their sockets are gone. Those that are left."""
         answered = {slot.connmgr: False for slot in doubtful}
         for index in answered:
             answered[index] = index >= len(self._links) or self._links[index].answered()

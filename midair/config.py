@@ -33,6 +33,7 @@ LISTENERS_MAX = 16
 FILE_BYTES_MAX = 64 * KIB
 AUTO = "auto"
 SPIN_AUTO_US = 300
+SUBSCRIPTIONS_FEW = 16
 # The first line of what a manager writes for its parts begins like this.
 FOR_PARTS = "# For the parts of an instance, written by midair"
 
@@ -158,7 +159,10 @@ class Limits:
     max_payload: Annotated[int, size(1, 64 * MIB)] = MIB
     max_control_line: Annotated[int, size(256, 6000)] = 4 * KIB  # it must fit a batch
     max_connections: Annotated[int, integer(1, 2**20)] = 65536
-    max_subscriptions: Annotated[int, integer(0, 2**31)] = 0  # of one connection; 0: no limit
+    max_subscriptions: Annotated[  # of one connection; 0: no limit
+        Annotated[int, integer(0, 2**31)] | Literal["auto"],
+        values.either('"auto" or an integer from 0 to 2147483648 is allowed'),
+    ] = "auto"
     max_pending: Annotated[int, size(64 * KIB, 64 * GIB)] = 64 * MIB
     write_deadline_s: Annotated[float, number(0.01, 86400)] = 10.0
     ping_interval_s: Annotated[float, number(0.01, 86400)] = 120.0
@@ -278,6 +282,20 @@ class Config:
     def ports(self) -> int:
         """What takes part in the traffic: the connection managers first, then the others."""
         return self.connmgrs + self.router.other_ports
+
+    @property
+    def subscriptions_each(self) -> int:
+        """How many one connection may have; 0: no limit."""
+        if isinstance(self.limits.max_subscriptions, int):
+            return self.limits.max_subscriptions
+        return self.connmgr.subscriptions // 2
+
+    @property
+    def subscriptions_few(self) -> int:
+        """Who has fewer gets some also of the last quarter of a connmgr's; 0: everybody does."""
+        if self.limits.max_subscriptions == 0:
+            return 0
+        return max(SUBSCRIPTIONS_FEW, self.connmgr.subscriptions // 1024)
 
     @property
     def slow_consumers(self) -> list[str]:

@@ -56,6 +56,8 @@ CLIENT_ID = bytes([lib.GREETING_CLIENT_ID])
 CLIENT_IP = bytes([lib.GREETING_CLIENT_IP])
 NAME_MAX: int = lib.JOURNAL_NAME_MAX  # bytes of a name, with the one that ends it
 
+SUBSCRIPTIONS: int = lib.CLOSE_SUBSCRIPTIONS
+BLOCKS_KEPT: int = lib.JOURNAL_BLOCKS_MIN // 2  # OUTPUT_BLOCKS_KEPT: free before a batch is begun
 SLOW_REASONS = (lib.CLOSE_SLOW_BYTES, lib.CLOSE_SLOW_DEADLINE, lib.CLOSE_SLOW_ROOM)
 
 # What happens to a slow consumer, as it is configured: enum slow_policy, in its order.

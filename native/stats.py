@@ -123,6 +123,19 @@ class Own:
         lib.stats_publish(self.pointer, self._totals, sizes[0], self._gauges, sizes[1])
 
 
+def connmgr_gauges(stats: Any) -> Any:
+    """Of the owner's own segment: the struct, as it was published last."""
+    return ffi.cast("struct connmgr_gauges *", stats.gauges)
+
+
+def router_gauges(stats: Any) -> Any:
+    return ffi.cast("struct router_gauges *", stats.gauges)
+
+
+def router_totals(stats: Any) -> Any:
+    return ffi.cast("struct router_stats *", stats.totals)
+
+
 def _same_rows(name: str) -> View | None:
     """The segment of another version, if its rows are as ours."""
     with contextlib.suppress(LayoutError, MissingError):

@@ -10,9 +10,10 @@ import sys
 from midair import names
 from midair.process import role
 from midair.process.program import Program
+from midair.process.tables import Tables
 from native import migrate
 from native import router as native
-from native.stats import Own
+from native.stats import Own, router_gauges, router_totals
 
 
 class Router(role.Role):
@@ -23,6 +24,7 @@ class Router(role.Role):
     def __init__(self, program: Program) -> None:
         super().__init__(program)
         self.memory = migrate.for_router(program.runtime)
+        self._tables = Tables(self.log, program.event)
         self._queues = {
             noun: [program.open_queue(noun, n).fd for n in range(self.config.ports)]
             for noun in names.QUEUES
@@ -72,6 +74,12 @@ class Router(role.Role):
 
     def show(self) -> None:
         self._engine.show(self._stats)
+        now, ever = router_gauges(self._stats), router_totals(self._stats)
+        look = self._tables.look
+        subjects = now.subjects - now.subjects_cached
+        look("index of subjects", subjects, now.subjects_max, "router.subjects", ever.refused)
+        look("requests", now.requests, now.requests_max, "fixed")
+        look("responders of requests", now.legs, now.legs_max, "fixed")
 
 
 def main() -> int:

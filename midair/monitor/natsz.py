@@ -97,7 +97,7 @@ class Nats:
             "host": host,
             "port": port,
             "max_connections": conf.limits.max_connections,
-            "max_subscriptions": conf.limits.max_subscriptions,
+            "max_subscriptions": conf.subscriptions_each,
             "ping_interval": int(conf.limits.ping_interval_s * 1e9),
             "ping_max": conf.limits.ping_max,
             "http_host": http_host,

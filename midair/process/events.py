@@ -27,6 +27,7 @@ Every line has "kind", "component", "pid", "generation" (null where the writer d
     lame_duck    manager     duration_s, grace_s
     gave_up      manager     why
     slow_consumer connmgr    uid, reason, pending_bytes
+    table        component   table, full (false: nearly), used, most: said once (tables.py)
 """
 
 from __future__ import annotations
@@ -65,6 +66,7 @@ RETIRED = "retired"
 LAME_DUCK = "lame_duck"
 GAVE_UP = "gave_up"
 SLOW_CONSUMER = "slow_consumer"
+TABLE = "table"
 KINDS = (
     UP,
     DOWN,
@@ -83,6 +85,7 @@ KINDS = (
     LAME_DUCK,
     GAVE_UP,
     SLOW_CONSUMER,
+    TABLE,
 )
 
 
@@ -214,6 +217,9 @@ def tell(event: dict[str, Any]) -> str:
         return f"{who} is not started again: {said.get('why')}"
     if kind == SLOW_CONSUMER:
         return f"{who} closed connection {said.get('uid')}: {said.get('reason')}"
+    if kind == TABLE:
+        how = "full" if said.get("full") else "nearly full"
+        return f"{who} {said.get('table')} {how}: {said.get('used')} of {said.get('most')} in use"
     return f"{who} {kind}"
 
 

@@ -116,6 +116,8 @@ API struct connmgr_conf {
     uint32_t index, ports; /* its own number as a port, and how many there are */
     uint32_t max_payload, max_control_line;
     uint32_t max_subscriptions; /* per connection; 0: none */
+    uint32_t few_subscriptions; /* who has that many gets none of the last SUBTABLE_KEPT part of the table;
+                                 * 0: everybody does */
     uint64_t max_pending;       /* bytes */
     uint64_t write_deadline_ns, ping_interval_ns;
     uint32_t ping_max;
@@ -541,6 +543,11 @@ void names_heard(struct connmgr *cm, struct conn *c);
 void names_tick(struct connmgr *cm, struct conn *c); /* once a second, of either */
 
 uint32_t subtable_find(struct connmgr *cm, uint32_t conn, const uint8_t *sid, uint32_t len);
+/* Whether it may have one more: the last quarter of the table is kept for clients that have few, so one client,
+ * or a few greedy ones, cannot keep the others from a single one. */
+#define SUBTABLE_KEPT 4u
+int subtable_may_add(const struct connmgr *cm, const struct conn *c);
+uint32_t subtable_left(const struct connmgr *cm); /* free slots */
 uint32_t subtable_add(struct connmgr *cm, struct conn *c, const uint8_t *sid, uint32_t len, int plain);
 /* Its sid: in its record, or put together at cm->sid_text until the next call. */
 const char *subtable_sid(struct connmgr *cm, const struct sub_rec *s, uint32_t *ret_len);

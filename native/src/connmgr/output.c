@@ -18,7 +18,7 @@
 #include <sys/socket.h>
 #include <sys/uio.h>
 
-#define OUTPUT_BLOCKS_KEPT 4096u
+#define OUTPUT_BLOCKS_KEPT (JOURNAL_BLOCKS_MIN / 2) /* 4096 */
 #define OUTPUT_SEGS_KEPT (4u * OUTPUT_BLOCKS_KEPT)
 _Static_assert(BATCH_GATHERED == JOURNAL_BLOCK_BYTES && BATCH_FRAME_MORE >= 32 + PROTOCOL_SID_SHORT, "see batch_run_load");
 #define OUTPUT_IOV_MAX 64

@@ -115,7 +115,7 @@ static uint32_t take(struct connmgr *cm)
     return (uint32_t)cm->journal->subs_high++;
 }
 
-static uint32_t slots_left(const struct connmgr *cm)
+uint32_t subtable_left(const struct connmgr *cm)
 {
     return cm->sub_free_count + cm->journal->subs - (uint32_t)cm->journal->subs_high;
 }
@@ -153,11 +153,19 @@ static void free_sid(struct connmgr *cm, const struct sub_rec *s)
         cm->sub_free[cm->sub_free_count++] = cell - 1;
 }
 
+int subtable_may_add(const struct connmgr *cm, const struct conn *c)
+{
+    if (cm->conf.max_subscriptions && c->subs >= cm->conf.max_subscriptions)
+        return 0;
+    return !cm->conf.few_subscriptions || c->subs < cm->conf.few_subscriptions ||
+           subtable_left(cm) > cm->journal->subs / SUBTABLE_KEPT;
+}
+
 /* The word is put into the step being committed. The working value is stored at once too:
  * until the commit the slot is named by nothing that survives a crash. */
 uint32_t subtable_add(struct connmgr *cm, struct conn *c, const uint8_t *sid, uint32_t len, int plain)
 {
-    if (slots_left(cm) <= journal_sid_cells(len))
+    if (subtable_left(cm) <= journal_sid_cells(len))
         return CONNMGR_NONE;
     uint32_t sub = take(cm);
     struct sub_rec *s = &cm->subs[sub];

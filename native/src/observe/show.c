@@ -2,6 +2,8 @@
  * writes it and what a crash leaves are in stats.h. */
 #include "observe/show.h"
 
+#include "router/modes/modes.h"
+
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <string.h>
@@ -113,6 +115,8 @@ uint32_t connmgr_show(struct connmgr *cm, struct stats *s, uint32_t from)
         .orders_queued = (uint64_t)orders.mq_curmsgs,
         .orders_depth = (uint64_t)orders.mq_maxmsg,
         .reading_stopped = (uint64_t)!cm->in_armed,
+        .subscriptions = j->subs - subtable_left(cm),
+        .subscriptions_max = j->subs,
     };
 
     if (s->high < high)
@@ -168,6 +172,10 @@ void router_show(struct router *rt, struct stats *s)
     now.matches = rt->stats.messages - rt->resumed;
     now.builds = index.builds;
     now.fanout_max = rt->fanout_max ? rt->fanout_max : rt->stats.deliveries != 0;
+    now.requests = MODE_REQUESTS_MAX - modes_requests_left(rt);
+    now.requests_max = MODE_REQUESTS_MAX;
+    now.legs = MODE_LEGS_MAX - modes_legs_left(rt);
+    now.legs_max = MODE_LEGS_MAX;
     now.connmgrs = rt->conf.ports;
     for (uint32_t m = 0; m < rt->conf.ports; m++)
         now.orders_waiting[m] = BATCH_RING - 1 - batch_out_room(&rt->out[m]);

@@ -54,6 +54,7 @@ API struct connmgr_gauges { /* as they are now */
     uint64_t refs_waiting, refs_queued, refs_depth; /* batches: in the ring, in the queue, its size */
     uint64_t orders_queued, orders_depth;
     uint64_t reading_stopped;             /* 1: no client is read: the arena or the ring is full */
+    uint64_t subscriptions, subscriptions_max; /* slots in use, also of those whose end is not confirmed */
 };
 
 API struct router_gauges {
@@ -61,6 +62,8 @@ API struct router_gauges {
     uint64_t subjects, subjects_max, subjects_cached; /* the index */
     uint64_t matches, builds;    /* since this process began: lookups, and those not in the cache */
     uint64_t fanout_max;         /* the most recipients that one message had, since this process began */
+    uint64_t requests, requests_max; /* of modes: open requests and sessions, */
+    uint64_t legs, legs_max;         /* and those who are to answer them */
     uint64_t connmgrs;
     uint64_t orders_waiting[PORTS_MAX]; /* batches, per connmgr: in its ring */
 };

@@ -261,6 +261,11 @@ uint32_t modes_legs_for(const struct router *rt, uint32_t conn)
     return left < own ? left : own;
 }
 
+uint32_t modes_requests_left(const struct router *rt)
+{
+    return rt->modes->request_free_count + MODE_REQUESTS_MAX - (uint32_t)rt->seg->requests_high;
+}
+
 uint32_t modes_take_leg(struct router *rt, uint32_t request, uint8_t mode, index_sub sub)
 {
     struct modes *m = rt->modes;

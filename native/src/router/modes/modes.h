@@ -136,6 +136,7 @@ uint32_t modes_take_leg(struct router *rt, uint32_t request, uint8_t mode, index
 uint32_t modes_legs_left(const struct router *rt);
 /* How many legs a request of this connection may have. */
 uint32_t modes_legs_for(const struct router *rt, uint32_t conn);
+uint32_t modes_requests_left(const struct router *rt);
 void modes_free_leg(struct router *rt, uint32_t leg);
 /* With the legs it still has. */
 void modes_free_request(struct router *rt, uint32_t request);
