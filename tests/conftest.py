@@ -19,6 +19,7 @@ from midair.process import ipc
 from midair.process.runtime import Runtime
 from tests.support.instance import (
     BASE,
+    ROOT,
     Instance,
     elsewhere,
     leaks_of,
@@ -26,8 +27,11 @@ from tests.support.instance import (
     new_name,
     processes_of,
     start,
+    told_of_names,
 )
+from tests.support.janitor import Janitor
 
+JANITOR = pytest.StashKey[Janitor]()
 SLOW_S = 1500  # time limit of a slow test; that of the others is in pyproject.toml
 
 
@@ -92,11 +96,43 @@ def no_leaks() -> Iterator[None]:
     assert not leaks, "\n".join(leaks)
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """A shell starts a background job with SIGINT ignored, and a process passes that on to those it
     starts: a test that ends one of them by SIGINT would wait for ever."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    capture = config.pluginmanager.getplugin("capturemanager")
+    with capture.global_and_fixture_disabled() if capture else contextlib.nullcontext():
+        config.stash[JANITOR] = Janitor(BASE, ROOT)
+    told_of_names.append(config.stash[JANITOR].tell)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    config.stash[JANITOR].end()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """One test with its fixtures, and what comes down after the last test of a module."""
+    janitor = item.config.stash[JANITOR]
+    janitor.tell("begin", item.nodeid, str(limit_of(item)))
+    try:
+        return (yield)
+    finally:
+        janitor.tell("end")
+
+
+def limit_of(item: pytest.Item) -> float:
+    """The time limit of a test, in seconds; each has one."""
+    marker = item.get_closest_marker("timeout")
+    if marker is None:
+        option = item.config.getoption("timeout")
+        limit = float(item.config.getini("timeout") if option is None else option)
+    else:
+        limit = float(marker.kwargs.get("timeout", marker.args[0] if marker.args else 0))
+    if limit <= 0:
+        raise pytest.UsageError(f"{item.nodeid} has no time limit")
+    return limit
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -104,6 +140,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SLOW_S))
+        limit_of(item)
 
 
 def pytest_report_header() -> str:

@@ -42,6 +42,7 @@ os.environ.pop("RUNTIME_DIRECTORY", None)
 os.environ.pop("NOTIFY_SOCKET", None)
 
 _numbers = itertools.count()
+told_of_names: list[Callable[..., None]] = []  # who hears of each new one (janitor.py)
 names_given: dict[str, str] = {}  # instance name -> the test that made it
 
 
@@ -49,6 +50,8 @@ def new_name(owner: str = "?") -> str:
     """An instance name that nobody else has; the leak check looks for it at the end."""
     name = f"t{os.getpid()}-{next(_numbers)}"
     names_given[name] = owner
+    for tell in told_of_names:
+        tell("name", name)
     return name
 
 
