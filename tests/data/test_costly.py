@@ -44,7 +44,7 @@ class Attacked:
     def __init__(self, instance: Instance, connmgrs: int) -> None:
         self.instance = instance
         self.inside = Inside(instance.name, connmgrs, ARENA)
-        self.stats = Reader(instance.name, "router")
+        self.stats = Reader(instance.runtime, "router")
         self.streams: list[Stream] = []
 
     def connect(self, subject: bytes = b"") -> Stream:
