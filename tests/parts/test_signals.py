@@ -137,39 +137,53 @@ def duck(connmgrs: int, duration_s: float, grace_s: float) -> str:
 @both
 def test_usr2_lets_clients_leave_and_ends(make_midair: Make, connmgrs: int) -> None:
     """As nats-server: INFO with ldm, nobody is accepted, clients leave, the instance ends."""
-    midair = make_midair(duck(connmgrs, 6, 2))
+    midair = make_midair(duck(connmgrs, 3600, 3600))
     with contextlib.ExitStack() as stack:
         clients = [stack.enter_context(Client(midair, f"duck.{n}")) for n in range(8)]
         hello = b'CONNECT {"protocol":1,"verbose":false}\r\n'
         told = wire_nats.Connection(midair.host, midair.port, hello, timeout_s=PATIENCE_S)
         stack.callback(told.close)
-        _leave(midair, connmgrs, clients, told)
+        told.send(wire_nats.PING)
+        assert told.frame() == b"PONG"
+        tell(midair, signal.SIGUSR2)
+        info = told.frame()
+        assert isinstance(info, bytes)
+        assert info.startswith(b"INFO ")
+        assert b'"ldm":true' in info
+        eventually(lambda: _refused(midair), "nobody is accepted")
+        for client in clients:  # who is here is served until it leaves, and did not ask for INFO
+            client.echo(b"still")
+        # What dies meanwhile comes back, and goes on with it.
+        for name in ("dispatcher", "router", *(f"connmgr/{n}" for n in range(connmgrs))):
+            os.kill(midair.pid(name), signal.SIGKILL)
+        eventually(lambda: f"lame duck, {_share(connmgrs)} client" in _shown(midair), "it is shown")
+        for client in clients:
+            client.echo(b"and still")
+        assert _refused(midair)
     assert midair.process is not None
     assert midair.process.wait(PATIENCE_S) == 0
     assert not leaks_of(midair.name)
 
 
-def _leave(
-    midair: Instance, connmgrs: int, clients: list[Client], told: wire_nats.Connection
-) -> None:
-    told.send(wire_nats.PING)
-    assert told.frame() == b"PONG"
-    tell(midair, signal.SIGUSR2)
-    info = told.frame()
-    assert isinstance(info, bytes)
-    assert info.startswith(b"INFO ")
-    assert b'"ldm":true' in info
-    eventually(lambda: _refused(midair), "nobody is accepted")
-    for client in clients:  # who is here is served until it leaves, and did not ask for INFO
-        client.echo(b"still")
-    # What dies meanwhile comes back, and goes on with it.
-    for name in ("dispatcher", "router", *(f"connmgr/{n}" for n in range(connmgrs))):
-        os.kill(midair.pid(name), signal.SIGKILL)
-    eventually(
-        lambda: "lame duck, " in cli("status", "--name", midair.name).stdout, "the status says so"
-    )
-    for client in (*clients, told):
-        _read_to_the_end(client)
+def _share(connmgrs: int) -> int:
+    """Clients of one of the connection managers: 9 on one, 5 and 4 on two."""
+    return 9 if connmgrs == 1 else 4
+
+
+def _shown(instance: Instance) -> str:
+    return cli("status", "--name", instance.name).stdout
+
+
+@both
+def test_clients_that_do_not_leave_are_made_to(make_midair: Make, connmgrs: int) -> None:
+    midair = make_midair(duck(connmgrs, 4, 1))
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(Client(midair, f"duck.{n}")) for n in range(8)]
+        tell(midair, signal.SIGUSR2)
+        for client in clients:
+            _read_to_the_end(client)
+        assert midair.process is not None
+        assert midair.process.wait(PATIENCE_S) == 0
 
 
 def _refused(instance: Instance) -> bool:

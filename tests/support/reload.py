@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import time
 from typing import Any
 
 from tests.support.instance import BASE, Instance, cli
@@ -25,8 +26,13 @@ def reload(instance: Instance, text: str, *options: str) -> subprocess.Completed
 
 
 def reloaded(instance: Instance, text: str) -> list[str]:
-    """The same, which has to work: the last lines, about the keys."""
-    done = reload(instance, text)
+    """The same, which has to work: the last lines, about the keys.
+
+    Something else may be under way that nobody has asked for.
+    """
+    deadline = time.monotonic() + RELOAD_S_MAX
+    while "is under way" in (done := reload(instance, text)).stderr:
+        assert time.monotonic() < deadline, done.stderr
     assert (done.returncode, done.stderr) == (0, ""), f"{done.stderr}\n{instance.stderr()[-3000:]}"
     return [line for line in done.stdout.splitlines() if " ... " not in line]
 
