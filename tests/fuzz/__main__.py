@@ -11,11 +11,13 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.fuzz import seeds
+from midair.process import ipc
+from tests.fuzz import name_of, seeds
 from tests.fuzz.parser_build import ROOT, build, replay
 
 HERE = Path(__file__).resolve().parent
@@ -57,9 +59,13 @@ class Result:
 
 
 def run(command: Sequence[str], log: Path, environ: Mapping[str, str] = os.environ) -> int:
-    with log.open("wb") as out:
-        done = subprocess.run(command, cwd=ROOT, env=environ, stdout=out, stderr=out)
-    return done.returncode
+    """Its exit code. What it leaves is removed: libFuzzer ends without a chance to do so."""
+    with log.open("wb") as out, tempfile.TemporaryDirectory(prefix="fuzz-") as place:
+        here = {**environ, "TMPDIR": place}
+        process = subprocess.Popen(command, cwd=ROOT, env=here, stdout=out, stderr=out)
+        code = process.wait()
+        ipc.remove_all(name_of(process.pid))
+    return code
 
 
 def fresh(path: Path) -> Path:

@@ -30,6 +30,7 @@ from midair.up.component import Life, Process
 from midair.up.manager import Manager
 from native import connmgr as native
 from native.conntable import ConnTable
+from tests.fuzz import name_of
 
 PATIENCE_S = 10.0
 PIECE = struct.Struct("<BH")  # of an input of several messages: descriptors, bytes of the message
@@ -52,7 +53,7 @@ class Place:
 
     def __init__(self) -> None:
         self.base = Path(tempfile.mkdtemp(prefix="fuzz-"))
-        self.name = f"fuzz-{os.getpid()}"
+        self.name = name_of(os.getpid())
         before = os.environ.get("MIDAIR_RUNTIME_DIR")
         os.environ["MIDAIR_RUNTIME_DIR"] = str(self.base)
         self.runtime = Runtime.create(self.name)
