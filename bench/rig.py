@@ -85,7 +85,7 @@ class Rig:
             ports=1,
             max_payload=limits.max_payload,
             max_control_line=limits.max_control_line,
-            max_subscriptions=limits.max_subscriptions,
+            max_subscriptions=config.subscriptions_each,
             max_pending=limits.max_pending,
             write_deadline_ns=int(limits.write_deadline_s * 1e9),
             ping_interval_ns=int(limits.ping_interval_s * 1e9),
@@ -209,8 +209,9 @@ class Rig:
         self._left.add(self._uids.pop(client))
         del self._clients[client]
         client.close()
-        while self.connmgr.connections == count:
+        while self.connmgr.connections == count:  # what it is owed may be with the router
             self.turn_connmgr()
+            self.turn_router()
         self.turn_connmgr()
         self.turn_router()
 
