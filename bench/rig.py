@@ -210,8 +210,9 @@ class Rig:
         self._left.add(self._uids.pop(client))
         del self._clients[client]
         client.close()
-        while self.connmgr.connections == count:
+        while self.connmgr.connections == count:  # what it is owed may be with the router
             self.turn_connmgr()
+            self.turn_router()
         self.turn_connmgr()
         self.turn_router()
 

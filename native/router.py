@@ -69,7 +69,7 @@ class Router:
         generation: int = 1,
         lives: Sequence[int] = (),
     ) -> None:
-        """`lives`: which life each port is in (rule R7); those that are not given: the first."""
+        """`lives`: which life each port is in (rule R8); those that are not given: the first."""
         conf = ffi.new("struct router_conf *")
         conf.ports = ports
         conf.subjects = subjects

@@ -27,6 +27,7 @@ ARENA = 64 * MIB
 CONFIG = f"""
 [limits]
 max_pending = "1GiB"
+max_subscriptions = 0
 write_deadline_s = 600
 [connmgr]
 arena_bytes = {ARENA}

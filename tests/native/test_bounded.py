@@ -18,7 +18,7 @@ from native import lib
 from tests.support.index import SubjectIndex, sub_id
 
 LARGE = CONFIG.with_("connmgr", subscriptions=2**18, output_bytes=256 * 2**20).with_(
-    "limits", max_pending=2**30
+    "limits", max_pending=2**30, max_subscriptions=0
 )
 MANY = 100_000  # subscriptions: a list of so many is longer than a ring of batches
 
