@@ -6,7 +6,8 @@
  */
 #include "fsck/fsck.h"
 
-#define PHASE_KNOWN 0xff7fffULL /* the low byte, the options of enum conn_option, the reason */
+/* The low byte, the options of enum conn_option, the reason. */
+#define PHASE_KNOWN (0xffULL | (2ULL * CONN_GREET_AGAIN - CONN_VERBOSE) | 0xffULL << CONN_REASON_SHIFT)
 
 struct list { /* a connection's record, as far as its output goes */
     uint32_t slot;

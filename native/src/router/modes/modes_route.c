@@ -122,7 +122,7 @@ static index_sub choose_of_kind(struct router *rt, const struct ref_message *r)
     for (uint32_t left = modes_list_kind(rt, r); left--; list++) {
         uint32_t conn = (uint32_t)routing_sub(rt->seg, INDEX_SUB_PORT(*list), INDEX_SUB_SLOT(*list))->word;
 
-        if (best == ROUTER_NONE || modes_less_loaded(rt, conn, best_conn)) {
+        if (best == ROUTER_NONE || before(rt, *list, conn, best, best_conn)) {
             best = *list;
             best_conn = conn;
         }

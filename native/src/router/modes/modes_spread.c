@@ -163,6 +163,18 @@ static uint32_t collect(struct router *rt, const struct ref_message *r, const st
     return count;
 }
 
+/* The first member of a group from `at` on that is not on one of these ports, and not the sender if it wants no
+ * echo; or ROUTER_NONE. */
+static uint32_t member(const struct index_group *group, const struct ref_message *r, uint32_t at, uint32_t ports)
+{
+    for (uint32_t tries = group->count; tries; tries--) {
+        if (!is_echo(r, group->conns[at]) && !(ports >> INDEX_SUB_PORT(group->subs[at]) & 1))
+            return at;
+        at = at + 1 < group->count ? at + 1 : 0;
+    }
+    return ROUTER_NONE;
+}
+
 /* Adds one member of each queue group to rt->picks, of those that listen to the first topic the group listens to. */
 static uint32_t pick(struct router *rt, const struct ref_message *r, const struct topic *t, uint32_t count)
 {
@@ -170,19 +182,18 @@ static uint32_t pick(struct router *rt, const struct ref_message *r, const struc
 
     for (uint32_t g = 0; g < m->group_count && count < sizeof rt->picks / sizeof *rt->picks; g++) {
         struct index_group *group = &m->groups[g];
-        uint32_t *seen = &rt->modes->queue_seen[group->queue], member, tries = group->count;
+        uint32_t *seen = &rt->modes->queue_seen[group->queue];
 
         if (*seen == rt->modes->stamp)
             continue;
-        member = index_group_pick(group);
-        while (tries && is_echo(r, group->conns[member])) {
-            member = member + 1 < group->count ? member + 1 : 0;
-            tries--;
-        }
-        if (!tries)
+        uint32_t first = index_group_pick(group), at = member(group, r, first, rt->still);
+
+        if (at == ROUTER_NONE && rt->still)
+            at = member(group, r, first, 0);
+        if (at == ROUTER_NONE)
             continue;
         *seen = rt->modes->stamp;
-        rt->picks[count++] = group->subs[member];
+        rt->picks[count++] = group->subs[at];
     }
     return count;
 }
