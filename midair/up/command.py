@@ -170,6 +170,7 @@ def _run(manager: Manager, runtime: Runtime, log: logging.Logger) -> None:
         raise SystemExit(Exit.SOFTWARE) from None
     finally:
         if manager.ended:
+            takeover.end_parts(runtime)  # none: whoever there is belongs to the manager
             clean(runtime)
 
 

@@ -103,6 +103,7 @@ class Manager:
             self._watch,
             self._unwatch,
             self._signals.unheard,
+            lambda: takeover.all_known(runtime, self.components),
         )
         self._job: Job | None = None
         self._reloads = Reloads(self, source.load_again)

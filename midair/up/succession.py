@@ -1,5 +1,8 @@
 """`midair upgrade manager`: the manager becomes another release, in the process that it is.
 
+Nobody may be lost on the way: a process that has just been spawned, and has not said yet who it is,
+does not end with a manager that goes on as another program. So exec() waits until all are known.
+
 First the other release shows that it could: `midair.up.successor --check` runs beside us, reads all
 that it would take over, and ends. Then exec() puts it in our place: the process keeps its number,
 terminal, lease and children, and everything else it takes over as from a manager that has died
@@ -33,6 +36,7 @@ from midair.up.told import Event, Told
 
 MODULE = "midair.up.successor"
 HANDED = "MIDAIR_SUCCESSION"
+LOOK_S = 0.02  # how often it looks whether all have said who they are
 
 Tell = Callable[[Told], None]
 
@@ -108,6 +112,7 @@ class Succession:
         watch: Callable[[Process], None],
         unwatch: Callable[[Sequence[int]], None],
         unheard: Callable[[], Sequence[int]],
+        all_known: Callable[[], bool],
     ) -> None:
         self.to = to
         self.over = False
@@ -119,6 +124,8 @@ class Succession:
         self._tell = tell
         self._unwatch = unwatch
         self._unheard = unheard
+        self._all_known = all_known
+        self._checked = False
         self._old = releases.own()
         tell(Told(Event.STARTING, names.MANAGER, version=to.version, old=self._old.version))
         command = [*to.command(MODULE), "--name", runtime.instance, "--check"]
@@ -129,13 +136,19 @@ class Succession:
     def turn(self) -> None:
         """Looks how far the check is."""
         late = time.monotonic() > self._deadline
-        if not self._ended(kill=late):
+        if not self._checked:
+            if not self._ended(kill=late):
+                return
+            if late:
+                return self._fail(f"was not ready within {self._ready_s:g} s")
+            if self._check.last_code != 0:
+                return self._fail(f"did not start: {self._check.how_it_ended()}")
+            self._checked = True
+            self._say(Event.STANDBY)
+        if not self._all_known():
+            if late:
+                self._fail(f"could not take over within {self._ready_s:g} s: a part is starting")
             return
-        if late:
-            return self._fail(f"was not ready within {self._ready_s:g} s")
-        if self._check.last_code != 0:
-            return self._fail(f"did not start: {self._check.how_it_ended()}")
-        self._say(Event.STANDBY)
         self._say(Event.SWITCHING)
         handed = Handed(self._sock.fileno(), self._old, self.to, time.monotonic())
         try:
@@ -144,12 +157,14 @@ class Succession:
             self._fail(f"did not start: {error}")
 
     def wait_s(self) -> float:
-        return max(0.0, self._deadline - time.monotonic()) + 0.001
+        left_s = max(0.0, self._deadline - time.monotonic()) + 0.001
+        return min(left_s, LOOK_S) if self._checked else left_s
 
     def abort(self, why: str) -> None:
         """The instance ends."""
         if not self.over:
-            self._ended(kill=True)
+            if not self._checked:
+                self._ended(kill=True)
             self._end(f"{names.MANAGER}: {why}")
 
     def _ended(self, kill: bool) -> bool:

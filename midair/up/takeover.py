@@ -195,6 +195,12 @@ def adopt(
     return adopted
 
 
+def all_known(runtime: Runtime, components: Sequence[Component]) -> bool:
+    """Whether another manager would find all processes there are."""
+    found = {state.pid for state in runtime.states()}
+    return all(p.pid in found for c in components for p in c.processes)
+
+
 def settle(component: Component, standby: bool) -> None:
     """Ends what was in the middle of happening when the last manager died."""
     active = component.active

@@ -41,6 +41,7 @@ class Upgrades:
         watch: Callable[[Process], None],
         unwatch: Callable[[Sequence[int]], None],
         unheard: Callable[[], Sequence[int]],
+        all_known: Callable[[], bool],
     ) -> None:
         self._runtime = runtime
         self._log = log
@@ -49,6 +50,7 @@ class Upgrades:
         self._watch = watch
         self._unwatch = unwatch
         self._unheard = unheard
+        self._all_known = all_known
         self._now: Upgrade | Succession | None = None
 
     def begin(
@@ -85,6 +87,7 @@ class Upgrades:
                 self._watch,
                 self._unwatch,
                 self._unheard,
+                self._all_known,
             )
 
         def then(told: Told) -> None:

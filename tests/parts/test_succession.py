@@ -15,7 +15,16 @@ from midair.exits import Exit
 from midair.process import events
 from midair.process.runtime import Runtime
 from midair.version import __version__
-from tests.support.instance import PATIENCE_S, ROOT, Instance, cli, eventually, leaks_of
+from tests.support.instance import (
+    PATIENCE_S,
+    ROOT,
+    Instance,
+    cli,
+    eventually,
+    leaks_of,
+    processes_of,
+    start,
+)
 from tests.support.live import held, nobody_notices
 from tests.support.releases import BROKEN, NEXT, Broken
 
@@ -29,6 +38,14 @@ FAILS_TO_START = """
 def _fail(self):
     raise RuntimeError("broken on purpose")
 Manager._take_over = _fail
+"""
+SLOW_TO_SAY = """
+import time
+_init = Program.__init__
+def _slow(self, *given):
+    time.sleep(2)
+    _init(self, *given)
+Program.__init__ = _slow
 """
 HANGS = """
 import time
@@ -132,6 +149,27 @@ def test_one_that_fails_when_it_takes_over_goes_back(broken: Broken, make_midair
     log = list(events.read(Runtime.open(instance.name)))
     assert [it["component"] for it in log if it["kind"] == events.UPGRADE_FAILED] == ["manager"]
     assert instance.stop() == 0
+    assert leaks_of(instance.name) == []
+
+
+def test_a_part_that_is_just_being_started_is_not_lost(broken: Broken, make_midair: Make) -> None:
+    """It takes its time to say who it is; the manager becomes another program meanwhile."""
+    place = broken("midair/process/program.py", SLOW_TO_SAY)
+    instance = start("slow", "", "--connmgrs", "1", place=place)
+    try:
+        with held(instance, 5):
+            killed = instance.pid("router")
+            os.kill(killed, signal.SIGKILL)
+            eventually(lambda: instance.pid("router") not in (None, killed), "it is being started")
+            starting = instance.pid("router")
+            done = cli("upgrade", "manager", "--name", instance.name, timeout=120)
+            assert done.returncode == 0, done.stderr
+            assert instance.components()["manager"]["version"] == __version__
+            assert instance.pid("router") == starting
+        with_guard = len(instance.components()) + 1
+        assert len(processes_of(instance.name)) == with_guard, "nobody else was started"
+    finally:
+        assert instance.stop() == 0
     assert leaks_of(instance.name) == []
 
 
