@@ -194,7 +194,7 @@ def client_end(client: Polled) -> bytes:
 def ends(server: Instance, connmgrs: int) -> dict[str, int]:
     found: dict[str, int] = {}
     for index in range(connmgrs):
-        counts = Reader(server.name, names.CONNMGR, index).counts().totals["closed"]
+        counts = Reader(server.runtime, names.CONNMGR, index).counts().totals["closed"]
         for reason, count in zip(CLOSE_REASONS, counts, strict=True):
             if count:
                 found[reason] = found.get(reason, 0) + count

@@ -23,8 +23,19 @@ TCP_CLOSE = 7  # linux/tcp_states.h
 FOLLOWS = {
     lib.PHASE_NONE: {lib.PHASE_OPENING},
     lib.PHASE_OPENING: {lib.PHASE_GREETED, lib.PHASE_CLOSING},
-    lib.PHASE_GREETED: {lib.PHASE_OPEN, lib.PHASE_LINGER, lib.PHASE_CLOSING},
-    lib.PHASE_OPEN: {lib.PHASE_GREETED, lib.PHASE_LINGER, lib.PHASE_CLOSING},
+    lib.PHASE_GREETED: {
+        lib.PHASE_OPEN,
+        lib.PHASE_FINISHING,
+        lib.PHASE_LINGER,
+        lib.PHASE_CLOSING,
+    },
+    lib.PHASE_OPEN: {
+        lib.PHASE_GREETED,
+        lib.PHASE_FINISHING,
+        lib.PHASE_LINGER,
+        lib.PHASE_CLOSING,
+    },
+    lib.PHASE_FINISHING: {lib.PHASE_LINGER, lib.PHASE_CLOSING},
     lib.PHASE_LINGER: {lib.PHASE_CLOSING},
     lib.PHASE_CLOSING: {lib.PHASE_NONE},
 }

@@ -93,7 +93,7 @@ def closed(instance: Instance, connmgrs: int) -> dict[str, int]:
     """Connections that ended, by reason."""
     found: dict[str, int] = {}
     for index in range(connmgrs):
-        counts = Reader(instance.name, names.CONNMGR, index).counts().totals["closed"]
+        counts = Reader(instance.runtime, names.CONNMGR, index).counts().totals["closed"]
         for reason, count in zip(CLOSE_REASONS, counts, strict=True):
             if count:
                 found[reason] = found.get(reason, 0) + count
@@ -145,7 +145,8 @@ def test_over_the_death_of_its_connmgr(make_midair: Make, connmgrs: int) -> None
 
 def _bytes_in(instance: Instance, connmgrs: int) -> int:
     return sum(
-        Reader(instance.name, names.CONNMGR, n).counts().totals["bytes_in"] for n in range(connmgrs)
+        Reader(instance.runtime, names.CONNMGR, n).counts().totals["bytes_in"]
+        for n in range(connmgrs)
     )
 
 
