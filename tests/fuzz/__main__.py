@@ -9,15 +9,12 @@ import argparse
 import os
 import re
 import shutil
-import subprocess
 import sys
-import tempfile
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from midair.process import ipc
-from tests.fuzz import name_of, seeds
+from tests.fuzz import seeds
+from tests.fuzz.child import run
 from tests.fuzz.parser_build import ROOT, build, replay
 
 HERE = Path(__file__).resolve().parent
@@ -56,16 +53,6 @@ class Result:
     def __str__(self) -> str:
         found = f"{len(self.findings)} findings" if self.findings else "no findings"
         return f"{self.target}: {self.executions} executions in {self.seconds} s, {found}"
-
-
-def run(command: Sequence[str], log: Path, environ: Mapping[str, str] = os.environ) -> int:
-    """Its exit code. What it leaves is removed: libFuzzer ends without a chance to do so."""
-    with log.open("wb") as out, tempfile.TemporaryDirectory(prefix="fuzz-") as place:
-        here = {**environ, "TMPDIR": place}
-        process = subprocess.Popen(command, cwd=ROOT, env=here, stdout=out, stderr=out)
-        code = process.wait()
-        ipc.remove_all(name_of(process.pid))
-    return code
 
 
 def fresh(path: Path) -> Path:

@@ -13,11 +13,8 @@ with atheris.instrument_imports(include=["midair", "connmgr", "json"]):
 def main() -> None:
     name = sys.argv.pop(1)
     target = TARGETS[name]()
-    try:
-        atheris.Setup(sys.argv, target)
-        atheris.Fuzz()
-    finally:
-        target.close()
+    atheris.Setup(sys.argv, target)
+    atheris.Fuzz()
 
 
 if __name__ == "__main__":

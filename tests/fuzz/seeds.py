@@ -45,6 +45,9 @@ def control() -> Iterator[bytes]:
     for request in (
         {"op": "status", "v": 1},
         {"op": "down"},
+        {"op": "down", "lame_duck": True, "v": 1},
+        {"op": "reload", "v": 1},
+        {"op": "reload", "dry_run": True, "v": 1},
         {"op": "trace", "want": True, "v": 1},
         {"op": "trace", "want": False, "v": 1},
         {"op": "upgrade", "target": "router", "release": release, "ready_s": 30.0, "v": 1},

@@ -3,7 +3,8 @@
 `TARGETS[name]()` makes a target; calling it with the bytes of an input feeds them to the real thing
 through a real socket, and looks whether it still works. What the thing may answer with (a refusal,
 a closed connection) is no exception. `atheris_run.py` calls them with what a fuzzer makes up,
-`test_corpus.py` with what lies in corpus/.
+`replay.py` with what lies in corpus/; each in a process of its own (child.py), because a manager
+takes signals for itself, and nothing here is ever closed.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import contextlib
 import json
 import logging
 import os
-import shutil
 import socket
 import struct
 import tempfile
@@ -21,16 +21,18 @@ from pathlib import Path
 
 from connmgr import protocols
 from connmgr.protocols import nats
-from midair import config, names
+from midair import names
 from midair.keeper.main import Keeper
-from midair.process import ipc, wire
+from midair.process import wire
 from midair.process.runtime import Runtime
-from midair.up import listeners, notices, release
-from midair.up.component import Life, Process
+from midair.up import arrangement, listeners, notices, release
+from midair.up.logfile import LogFile
 from midair.up.manager import Manager
+from midair.up.process import Life, Process
+from midair.up.source import Source
 from native import connmgr as native
 from native.conntable import ConnTable
-from tests.fuzz import name_of
+from tests.fuzz.child import name_of
 
 PATIENCE_S = 10.0
 PIECE = struct.Struct("<BH")  # of an input of several messages: descriptors, bytes of the message
@@ -43,9 +45,6 @@ class Target:
 
     def __call__(self, data: bytes) -> None:
         raise NotImplementedError
-
-    def close(self) -> None:
-        """Removes what it has made."""
 
 
 class Place:
@@ -61,9 +60,6 @@ class Place:
         if before is not None:
             os.environ["MIDAIR_RUNTIME_DIR"] = before
 
-    def remove(self) -> None:
-        shutil.rmtree(self.base, ignore_errors=True)
-
 
 class Control(Target):
     """A request to the manager: the message of one connection to its control socket.
@@ -75,10 +71,11 @@ class Control(Target):
         self.place = Place()
         log = logging.Logger("fuzz")
         log.addHandler(logging.NullHandler())
-        conf = config.parse('[server]\nlisten = ["127.0.0.1:0"]\n').with_(
-            "server", name=self.place.name
+        source = Source(name=self.place.name, port=0, connmgrs=1)
+        arranged = arrangement.first(source.load().counted(), self.place.runtime)
+        self.manager = Manager(
+            arranged, self.place.runtime, log, None, lambda: None, source, LogFile()
         )
-        self.manager = Manager(conf, self.place.runtime, log, None, lambda: None)
         self.watched = len(self.manager._selector.get_map())
 
     def turn(self) -> None:
@@ -108,10 +105,6 @@ class Control(Target):
                 assert answers[-1]["v"] == 1
             return answers
 
-    def close(self) -> None:
-        self.manager._selector.close()
-        self.place.remove()
-
 
 class Notify(Target):
     """A datagram to the manager's notify socket, as if one of its parts had sent it."""
@@ -123,7 +116,7 @@ class Notify(Target):
         self.sender.connect(self.place.runtime.socket(names.NOTIFY_SOCKET))
         # A part that sleeps; the manager would find it by the pid of the sender.
         argv = ["/bin/sleep", "1000000"]
-        self.process = Process(release.own(), argv, {}, [], None)
+        self.process = Process.start(self.place.runtime, release.own(), argv, {}, [], None)
 
     def __call__(self, data: bytes) -> None:
         self.sender.send(data[:CONTROL_BYTES_MAX])
@@ -131,14 +124,7 @@ class Notify(Target):
             assert pid == os.getpid()
             self.process.life = Life.STARTING
             self.process.notified(fields)
-            self.process.hung_s(10.0)
-
-    def close(self) -> None:
-        self.process.retire()
-        self.process.reap(wait=True)
-        self.socket.close()
-        self.sender.close()
-        self.place.remove()
+            self.process.hung_s()
 
 
 class Connect(Target):
@@ -209,12 +195,6 @@ class Kept(Target):
         self.keeper.dropped.clear()
         assert self.descriptors() == self.open, "a descriptor was kept"
 
-    def close(self) -> None:
-        self.here.close()
-        self.keeper.close()
-        os.close(self.null)
-        self.place.remove()
-
 
 class Handoff(Target):
     """Messages of a dispatcher to a connmgr: what is taken for a client must be in the table."""
@@ -231,10 +211,6 @@ class Handoff(Target):
         with contextlib.suppress(wire.WireError):
             for uid, slot, _ in wire.unpack_handoff(data):
                 assert not self.table.is_assigned(slot, uid, 0)
-
-    def close(self) -> None:
-        ipc.remove_all(self.place.name)
-        self.place.remove()
 
 
 TARGETS: dict[str, Callable[[], Target]] = {

@@ -6,6 +6,7 @@ import contextlib
 import json
 import shutil
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,9 +15,9 @@ import pytest
 from midair import names
 from midair.client.wire_nats import pub
 from midair.process import wire
-from tests.fuzz import seeds
+from tests.fuzz import child, seeds
 from tests.fuzz.parser_build import build, replay
-from tests.fuzz.targets import TARGETS, Target, pieces
+from tests.fuzz.targets import TARGETS, pieces
 from tests.support.instance import PATIENCE_S, Instance
 from tests.support.stream import Stream
 
@@ -25,20 +26,11 @@ Make = Callable[..., Instance]
 ENDS = ("down", "upgrade")
 
 
-@pytest.fixture(scope="module", params=TARGETS)
-def target(request: pytest.FixtureRequest) -> Iterator[tuple[str, Target]]:
-    made = TARGETS[request.param]()
-    yield request.param, made
-    made.close()
-
-
-def test_inputs_of_a_target(target: tuple[str, Target]) -> None:
-    name, feed = target
-    for called, data in seeds.inputs(name).items():
-        try:
-            feed(data)
-        except Exception as error:
-            pytest.fail(f"{name}, {called}: {data[:200]!r}: {error!r}")
+@pytest.mark.parametrize("target", TARGETS)
+def test_inputs_of_a_target(target: str, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    code = child.run([sys.executable, "-m", "tests.fuzz.replay", target], log)
+    assert code == 0, log.read_text()
 
 
 def test_inputs_of_the_parser(tmp_path: Path) -> None:
