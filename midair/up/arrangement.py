@@ -127,10 +127,11 @@ def found(runtime: Runtime) -> Arrangement:
 
 
 def _open_monitor(wanted: str) -> Listening | None:
-    """It may listen at once: nobody has to be served there before it is ready."""
+    """It listens at once: who looks at an instance that starts waits for the monitor."""
     if not wanted:
         return None
     sock = listeners.open_client(wanted, MONITOR_CHOICE)
+    listeners.listen(sock)
     made = _monitor_at(listeners.address_of(sock))
     made.sock = sock
     return made

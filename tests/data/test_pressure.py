@@ -185,7 +185,7 @@ def test_a_router_that_stands_still(make_midair: Make, connmgrs: int, leases: bo
         floods[at].send(pub(b"still.%d" % at, b"end"))
 
     processes = [psutil.Process(instance.pid(f"connmgr/{n}")) for n in range(connmgrs)]
-    shown = [Reader(instance.name, names.CONNMGR, n) for n in range(connmgrs)]
+    shown = [Reader(instance.runtime, names.CONNMGR, n) for n in range(connmgrs)]
     router = instance.pid("router")
     seen, ended = [0] * len(floods), 0
 

@@ -65,7 +65,7 @@ def test_nobody_else_waits_for_a_connmgr_that_hangs(make_midair: Make, killed: s
             sent += 500
         busy.send(pub(b"away", b"end"))
 
-    shown = Reader(instance.name, names.CONNMGR, 0)
+    shown = Reader(instance.runtime, names.CONNMGR, 0)
     hung = instance.pid("connmgr/1")
     os.kill(hung, signal.SIGSTOP)
     try:

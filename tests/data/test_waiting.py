@@ -104,7 +104,7 @@ def test_a_quiet_connection_is_behind_little(
     reader.sub(b"busy", b"1", b"group")
     reader.sub(b"quiet", b"2", b"group")
     reader.sync()
-    shown = Reader(instance.name, names.CONNMGR, at)
+    shown = Reader(instance.runtime, names.CONNMGR, at)
     body = b"%07d." + b"x" * (size - 8)
     count = 400_000 if size == 16 else 8_000  # more than sockets and all of this hold
     frame_bytes = len(pub(b"busy", body % 0))
@@ -170,7 +170,7 @@ def test_hand_offs_do_not_stop_reading(make_midair: Make, connmgrs: int, count: 
     allow_descriptors(count + 500)
     instance = make_midair(PATIENT + SHALLOW, connmgrs=connmgrs)
     inside = Inside(instance.name, connmgrs, 256 * MIB)
-    shown = [Reader(instance.name, names.CONNMGR, n) for n in range(connmgrs)]
+    shown = [Reader(instance.runtime, names.CONNMGR, n) for n in range(connmgrs)]
     _, (sender, reader) = together(instance, inside, 2)
     reader.sub(b"s", b"1")
     reader.sync()
