@@ -128,7 +128,11 @@ static void check_port(struct fsck *f, uint32_t n)
     for (uint32_t sub = 0; sub < fsck_load(&j->subs_high) && sub < j->subs; sub++) {
         const struct sub_rec *s = &journal_subs((struct journal *)j)[sub];
 
-        reserved(f, kind, n, WHOSE_SUB, sub, ZERO(s->pad) && ZERO(s->reserved) && ZERO(s->sid_more));
+        uint64_t sub_word = fsck_load(&s->word);
+        /* A slot that was the cell of a long sid has its text in the rest, until somebody has it again. */
+        int cells = !(sub_word & SUB_ACTIVE) || s->sid_len == JOURNAL_SID_LONG || s->sid_more == 0;
+
+        reserved(f, kind, n, WHOSE_SUB, sub, ZERO(s->reserved) && (cells || fsck_load(&s->word) != sub_word));
     }
 }
 
@@ -167,9 +171,10 @@ static void check_routing(struct fsck *f)
 
     check_header(f, SEGMENT_ROUTING, 0, &r->header);
     reserved(f, SEGMENT_ROUTING, 0, WHOSE_SEGMENT, 0, ZERO(r->reserved0) && ZERO(r->reserved1));
-    for (uint32_t n = 0; n < r->ports; n++) {
-        reserved(f, SEGMENT_ROUTING, 0, WHOSE_RING, n, ZERO(routing_lane(r, n)->orders.pad) && ZERO(r->in[n].pad));
-        if (n < PORTS_MAX && f->journals[n] && used < fsck_load(&f->journals[n]->conns_high))
+    for (uint32_t n = 0; n < fsck_load(&r->ports_high) && n < PORTS_MAX; n++) { /* the others are holes */
+        reserved(f, SEGMENT_ROUTING, 0, WHOSE_RING, n, ZERO(routing_lane(r, n)->orders.pad) && ZERO(r->in[n].pad) &&
+                                                           ZERO(routing_aside(r, n)->reserved));
+        if (f->journals[n] && used < fsck_load(&f->journals[n]->conns_high))
             used = fsck_load(&f->journals[n]->conns_high);
         for (uint32_t sub = 0; sub < fsck_load(&r->subs_high[n]) && sub < r->subs_each; sub++)
             reserved(f, SEGMENT_ROUTING, 0, WHOSE_ROUTED, (uint64_t)n << 32 | sub, ZERO(routing_sub(r, n, sub)->reserved));
