@@ -24,6 +24,12 @@ MARKS = (
 )
 
 
+RESERVED = (
+    *("the segment", "connection {}", "subscription {}", "slot {}", "chunk {}", "ring {}"),
+    *("session {}", "routed subscription {}", "request {}", "leg {}", "name {}"),
+)
+
+
 @dataclass(frozen=True)
 class Check:
     """What a check of native/fsck.h means. {0} to {5}: its numbers; see `_words` for the rest."""
@@ -123,6 +129,11 @@ CHECKS: dict[str, Check] = {
     "leak": Check(
         "A1", "leaked message: {message} from connection {5}, word {4:#x}", WARNING, WARNING
     ),
+    "release": Check("S1", "the version in the header is no text, or it was converted from {0}"),
+    "reserved": Check("S1", "reserved words of {reserved} are not zero"),
+    "table_peer": Check("T2", "slot {0} (uid {1}): no address, listener {2}, or transport {3}"),
+    "conn_speaks": Check("J1", _CONN + "no protocol {2}, transport {3}, or end of its name"),
+    "envelope": Check("J2", _CONN + "positions of its envelopes (transport {2}) do not fit"),
     "unknown": Check(
         "A1", "{4} messages may be in {5} batches in flight that cannot be read", NOTE, NOTE
     ),
@@ -171,6 +182,7 @@ def _words(raw: Raw) -> dict[str, str]:
         "connmgr": str(raw.index),
         "field": _one(FIELDS, where[0]),
         "mark": _one(MARKS, where[0]),
+        "reserved": _one(RESERVED, where[0]).format(where[1]),
         "phase": _one(PHASES, where[2]),
         "chunk": _one(CHUNKS, where[_CHUNK_STATES.get(raw.check, 1)]),
         "table_state": _one(STATES, where[3] >> 32),

@@ -36,6 +36,15 @@ from midair.version import __version__
 if TYPE_CHECKING:
     from native.fsck import Pass, Raw
 
+# Tested by tests/fsck/test_damage.py; the same in docs/operations.md.
+SEEN = (
+    "What is seen: headers, sizes, offsets and high marks; reserved words; states, links, indexes "
+    "and handles that lead nowhere or to what is free; sequence numbers; records of batches that "
+    "wait; what two segments say differently; messages that nobody knows of. What is not: the "
+    "bytes of bodies, subjects and waiting output, times and counts, slots that are free, "
+    "statistics and traces: there any value may be right. So 'nothing found' does not mean that "
+    "nothing was written there by mistake."
+)
 PASSES = 3
 PASS_S = 0.2
 ATTEMPTS = 25  # passes in all while components are being replaced
@@ -301,6 +310,7 @@ def add_command(commands: Any) -> None:
         "fsck",
         help="check the shared memory of an instance, running or dead",
         description="Checks what lies in shared memory against its rules. " + _how(),
+        epilog=SEEN,
     )
     it.add_argument("--name", metavar="INSTANCE", default="midair", help="default: midair")
     it.add_argument("--json", action="store_true", help="for programs")
@@ -340,6 +350,8 @@ def as_text(report: Report) -> str:
     lines.append(f"instance {report.instance} ({how}): {found}{_counted(report.counts)}")
     if report.alive and report.findings:
         lines[-1] += ". " + _how()
+    if not report.findings:
+        lines[-1] += ". Bodies, times and counts are not looked at: midair fsck --help"
     return "\n".join(lines)
 
 

@@ -479,6 +479,69 @@ def _(s: Segments, at: Places) -> None:
 USED = 1 << 63
 
 
+@breaks("release", "S1", "conntable")
+def _(s: Segments, _at: Places) -> None:
+    s.set(s.table.header, "release", b"\xff" * 24)
+
+
+@breaks("release", "S1", "journal.1")
+def _(s: Segments, _at: Places) -> None:
+    s.set(s.journals[1].port.header, "migrated_from", 99)
+
+
+@breaks("reserved", "S1", "arena.0")
+def _(s: Segments, _at: Places) -> None:
+    s.set(s.arenas[0].chunks[3].pad, 2, 1 << 40)
+
+
+@breaks("reserved", "S1", "journal.1")
+def _(s: Segments, at: Places) -> None:
+    s.set(s.conns(1)[at.one].reserved, 1, 5)
+
+
+@breaks("reserved", "S1", "routing")
+def _(s: Segments, _at: Places) -> None:
+    s.set(s.lane(1).orders.pad, 5, 1)
+
+
+@breaks("reserved", "S1", "conntable")
+def _(s: Segments, at: Places) -> None:
+    s.set(s.table.slots[at.publisher].reserved, 0, 1)
+
+
+@breaks("table_peer", "T2", "conntable")
+def _(s: Segments, at: Places) -> None:
+    s.set(s.table.slots[at.publisher], "ip", b"\x01" * 46)
+
+
+@breaks("table_peer", "T2", "conntable")
+def _(s: Segments, at: Places) -> None:
+    s.set(s.table.slots[at.one], "listener", 999)
+
+
+@breaks("conn_speaks", "J1", "journal.1")
+def _(s: Segments, at: Places) -> None:
+    s.set(s.conns(1)[at.one], "protocol", 999)
+
+
+@breaks("conn_speaks", "J1", "journal.1")
+def _(s: Segments, at: Places) -> None:
+    s.set(s.conns(1)[at.two], "name", b"x" * 64)
+
+
+@breaks("envelope", "J2", "journal.1")
+def _(s: Segments, at: Places) -> None:
+    """Of a connection without envelopes."""
+    s.set(s.conns(1)[at.one], "in_number", 7)
+
+
+@breaks("envelope", "J2", "journal.1")
+def _(s: Segments, at: Places) -> None:
+    """Of one that has them: more was parsed than was opened."""
+    s.set(s.conns(1)[at.two], "transport", 1)
+    s.set(s.conns(1)[at.two], "in_plain", 0)
+
+
 def ask(s: Segments, conn: int) -> Any:
     """A request of that connection, to nobody yet."""
     request = s.requests()[0]

@@ -391,3 +391,20 @@ def test_killed_processes_lose_and_repeat_nothing(queue: Queue) -> None:
         for child in children.values():
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
+
+
+def test_a_ring_whose_numbers_do_not_fit_has_nothing_unsent() -> None:
+    """It used to be 18446744073709551615 batches, in the line about a recovery."""
+    ring = ffi.new("struct batch_ring *")
+    lib.batch_ring_format(ring)
+    sent = ffi.cast("uint64_t *", ring) + 1
+    for tail, last, unsent in (
+        (1, 0, 0),
+        (5, 0, 4),
+        (5, 4, 0),
+        (5, 5, 0),
+        (0, 0, 0),
+        (3, 2**40, 0),
+    ):
+        ring.tail, sent[0] = tail << 16 | 32, last
+        assert lib.batch_unsent(ring) == unsent

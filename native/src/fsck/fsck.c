@@ -460,5 +460,6 @@ int fsck_run(struct fsck *f)
     }
     if (f->table)
         check_table(f);
+    fsck_words(f);
     return (int)f->count;
 }

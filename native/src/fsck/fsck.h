@@ -11,6 +11,7 @@
  *   fsck_conns.c    connection records and their pending output
  *   fsck_subs.c     sessions and subscriptions on both sides
  *   fsck_modes.c    requests, legs and names of the router
+ *   fsck_words.c    words that can be judged by themselves
  *
  * Created by:   `midair fsck`. Written to segments: nothing, except by the three calls marked
  *               "repair", which the caller makes on writable mappings of an instance that is
@@ -110,6 +111,11 @@ API enum fsck_code { /* what `where` holds; its first four words tell one findin
     FSCK_WORD,            /* handle, word */
     FSCK_ENTRY,           /* handle */
     FSCK_LEAK,            /* handle; word, connection of the sender */
+    FSCK_RELEASE,         /* layout it was converted from */
+    FSCK_RESERVED,        /* whose (fsck_words.c), number */
+    FSCK_TABLE_PEER,      /* slot, uid, listener, transport */
+    FSCK_CONN_SPEAKS,     /* slot, uid, protocol, transport */
+    FSCK_ENVELOPE,        /* slot, uid, transport */
     FSCK_UNKNOWN,         /* -; live messages that may be in unreadable batches, batches */
     FSCK_CODES,
 };
@@ -215,5 +221,6 @@ void fsck_subs_begin(struct fsck *f, uint32_t n); /* before the references are r
 void fsck_subs(struct fsck *f, uint32_t n);
 void fsck_sessions(struct fsck *f);
 void fsck_modes(struct fsck *f);
+void fsck_words(struct fsck *f);
 
 #endif

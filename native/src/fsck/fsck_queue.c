@@ -324,7 +324,7 @@ static int check_numbers(struct fsck *f, const struct lane *l, uint64_t *ret_don
     }
     if (l->queue->known && sent > done_after && sent - done_after > l->queue->depth + 1ULL)
         say(f, l, 0, FSCK_SEQ_BEHIND, 0, 0, 0, sent, done_after);
-    f->counts.unsent += seq - 1 > sent_after ? seq - 1 - sent_after : 0;
+    f->counts.unsent += seq > sent_after + 1 ? seq - 1 - sent_after : 0;
     f->counts.in_flight += sent > done_after ? sent - done_after : 0;
     return 1;
 }

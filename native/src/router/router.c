@@ -80,7 +80,7 @@ int router_start(struct router *rt)
         if (rt->out[i].bytes > BATCH_HEAD)
             rt->out[i].load = BATCH_BYTES; /* not known: nothing is added to it */
         rt->stats.found_batches += (uint64_t)batch_in_pending(&routing_lane(rt->seg, i)->inbox, rt->seg->in[i].done) +
-                                   (ring->tail >> 16) - 1 - atomic_load(&ring->sent);
+                                   batch_unsent(ring);
     }
     still_start(rt);
     return clients_start(rt);

@@ -101,6 +101,13 @@ static inline struct batch *batch_slot(struct batch_ring *r, uint64_t seq)
     return &r->slots[seq % BATCH_RING];
 }
 
+/* Batches that are closed and were not sent: none in a ring whose numbers do not fit together (B2). */
+API static inline uint64_t batch_unsent(const struct batch_ring *r)
+{
+    uint64_t seq = r->tail >> 16, sent = atomic_load_explicit(&r->sent, memory_order_relaxed);
+
+    return seq > sent + 1 ? seq - 1 - sent : 0;
+}
 /* Free batches, not counting the one being filled. */
 API static inline uint32_t batch_out_room(const struct batch_out *o)
 {

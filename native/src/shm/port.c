@@ -54,7 +54,7 @@ uint32_t port_recover(struct port *p, uint64_t *ret_batches)
     uint32_t words = redo_recover(&p->redo);
 
     memcpy(p->open_handle, log->open_handle, sizeof p->open_handle);
-    *ret_batches = (uint64_t)port_has_batch(p) + (log->refs.tail >> 16) - 1 - atomic_load(&log->refs.sent);
+    *ret_batches = (uint64_t)port_has_batch(p) + batch_unsent(&log->refs);
     batch_out_open(&p->refs, &log->refs, p->refs.queue, (uint8_t)p->index);
     return words;
 }
