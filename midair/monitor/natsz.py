@@ -184,7 +184,8 @@ class Nats:
         return answer
 
     def routez(self) -> dict[str, Any]:
-        return {**self._head(), **single.routez()}
+        server, now = self._head().items()
+        return dict([server, ("server_name", self.varz()["server_name"]), now]) | single.routez()
 
     def gatewayz(self) -> dict[str, Any]:
         return {**self._head(), **single.gatewayz()}
@@ -199,7 +200,7 @@ class Nats:
         return {**self._head(), **single.accstatz(query, self.varz())}
 
     def jsz(self) -> dict[str, Any]:
-        return {**self._head(), **single.jsz()}
+        return single.jsz(self._head())
 
     def _head(self) -> dict[str, Any]:
         return {"server_id": self._server_id, "now": shown.moment(time.time_ns())}

@@ -23,7 +23,7 @@ def gatewayz() -> dict[str, Any]:
 
 
 def leafz() -> dict[str, Any]:
-    return {"leafnodes": 0, "leafs": None}
+    return {"leafnodes": 0, "leafs": []}
 
 
 def accountz(
@@ -46,39 +46,52 @@ def accountz(
             "leafnode_connections": 0,
             "client_connections": varz["connections"],
             "subscriptions": varz["subscriptions"],
+            "name_tag": ACCOUNT,
             "sublist_stats": dict(sublist),
         },
     }
+
+
+def _traffic(messages: int, size: int) -> dict[str, Any]:
+    """All of it is clients'."""
+    nothing = {"msgs": 0, "bytes": 0}
+    others = {"gateways": nothing, "routes": nothing, "leafs": nothing}
+    return {"msgs": messages, "bytes": size, **others}
 
 
 def accstatz(query: Mapping[str, str], varz: Mapping[str, Any]) -> dict[str, Any]:
     """What the instance has counted is its account's. Without connections only if asked for."""
     found = {
         "acc": ACCOUNT,
+        "name": ACCOUNT,
         "conns": varz["connections"],
         "leafnodes": 0,
         "total_conns": varz["connections"],
-        "sent": {"msgs": varz["out_msgs"], "bytes": varz["out_bytes"]},
-        "received": {"msgs": varz["in_msgs"], "bytes": varz["in_bytes"]},
+        "num_subscriptions": varz["subscriptions"],
+        "sent": _traffic(varz["out_msgs"], varz["out_bytes"]),
+        "received": _traffic(varz["in_msgs"], varz["in_bytes"]),
         "slow_consumers": varz["slow_consumers"],
     }
     unused = query.get("unused", "") in ("1", "true")
     return {"account_statz": [found] if varz["connections"] or unused else []}
 
 
-def jsz() -> dict[str, Any]:
+def jsz(head: Mapping[str, Any]) -> dict[str, Any]:
+    """`head`: who says it, and when; it stands in the middle."""
     return {
-        "disabled": True,
-        "config": {"max_memory": 0, "max_storage": 0},
         "memory": 0,
         "storage": 0,
         "reserved_memory": 0,
         "reserved_storage": 0,
         "accounts": 0,
         "ha_assets": 0,
-        "api": {"total": 0, "errors": 0},
+        "api": {"level": 0, "total": 0, "errors": 0},
+        **head,
+        "disabled": True,
+        "config": {"max_memory": 0, "max_storage": 0},
         "streams": 0,
         "consumers": 0,
         "messages": 0,
         "bytes": 0,
+        "total": 0,
     }

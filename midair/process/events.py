@@ -212,7 +212,7 @@ def tell(event: dict[str, Any]) -> str:
         why = said.get("why")
         return f"{who} has retired" + (f"; {why}" if why else "")
     if kind == LAME_DUCK:
-        return f"lame duck: clients leave within {said.get('duration_s'):g} s"
+        return f"lame duck: clients leave within {said.get('duration_s', 0):g} s"
     if kind == GAVE_UP:
         return f"{who} is not started again: {said.get('why')}"
     if kind == SLOW_CONSUMER:

@@ -129,7 +129,7 @@ def test_every_key_to_sort_by_sorts() -> None:
     assert tuple(listing.CONN_KEYS) == commands.CONN_SORTS
     assert tuple(listing.SUB_KEYS) == commands.SUB_SORTS
     for key, _ in listing.CONN_KEYS.values():
-        assert key(Conn(1, 0, "", "", "", "", *[0] * 10)) is not None
+        assert key(Conn(1, 0, "", "", "", "", *[0] * 13)) is not None
 
 
 # ---- top -------------------------------------------------------------------------------------

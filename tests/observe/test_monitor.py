@@ -195,8 +195,10 @@ def test_the_same_load_shows_the_same_numbers(
             assert [mine[key] for key in rows] == [other[key] for key in rows]
             assert re.fullmatch(r"[0-9.]+(µs|ms|s)", mine["rtt"])
             assert called(mine) == called(other)
-        ours, theirs = get_json(f"{here}/accstatz"), get_json(f"{there}/accstatz")
-        assert ours["account_statz"] == theirs["account_statz"]
+        (ours,), (theirs,) = (get_json(f"{it}/accstatz")["account_statz"] for it in (here, there))
+        assert list(ours) == list(theirs)
+        del ours["num_subscriptions"], theirs["num_subscriptions"]  # it has some of its own
+        assert ours == theirs
         assert get_json(f"{here}/subsz")["max_fanout"] == get_json(f"{there}/subsz")["max_fanout"]
         for client in clients:
             client.close()
@@ -207,7 +209,7 @@ def called(row: dict[str, Any]) -> set[tuple[str, ...]]:
     return {(it["subject"], it.get("qgroup", ""), it["sid"]) for it in found}
 
 
-NAMED = {"server_id", "now"}  # what differs between any two servers
+NAMED = {"server_id", "server_name", "now"}  # what differs between any two servers
 
 
 @pytest.mark.parametrize("path", ["routez", "gatewayz", "leafz", "jsz", "jsz?accounts=1"])
@@ -237,14 +239,12 @@ def test_the_one_account(watched: Instance, nats_server: tuple[Instance, str]) -
 
 
 @pytest.mark.parametrize("path", ["varz", "connz", "subsz", "healthz", "jsz", "routez"])
-def test_a_page_may_name_a_function(
-    watched: Instance, nats_server: tuple[Instance, str], path: str
-) -> None:
-    for url in (monitor_of(watched), nats_server[1]):
-        status, kind, body = get(f"{url}/{path}?callback=page.show")
-        assert (status, kind) == (200, "application/javascript")
-        assert body.startswith("page.show({")
-        assert body.endswith("})")
+def test_a_page_may_name_a_function(watched: Instance, path: str) -> None:
+    """As nats-server 2.9 did; 2.15 answers as if nothing was asked for."""
+    status, kind, body = get(f"{monitor_of(watched)}/{path}?callback=page.show")
+    assert (status, kind) == (200, "application/javascript")
+    assert body.startswith("page.show({")
+    assert body.endswith("})")
     status, _, body = get(f"{monitor_of(watched)}/{path}?callback=alert(1)//")
     assert (status, body) == (400, "callback: the name of a function is allowed\n")
 
