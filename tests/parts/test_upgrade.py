@@ -92,7 +92,7 @@ def test_forward_and_back_under_load(
 
 
 def test_forward_and_back_of_all_with_one_connmgr(second: Path, make_midair: Make) -> None:
-    parts = [part for part in PARTS if part != "connmgr/1"]
+    parts = [part for part in (*PARTS, "manager") if part != "connmgr/1"]
     forward_and_back(make_midair(connmgrs=1), "all", second, parts)
 
 
