@@ -227,8 +227,7 @@ def _up(args: argparse.Namespace) -> int:
         monitor=args.monitor,
         log=None if args.log is None else os.path.abspath(args.log),
     )
-    _check_listeners(source.load())
-    up.up(source)
+    up.up(source, _check_listeners)
     return Exit.OK
 
 

@@ -10,6 +10,7 @@ import contextlib
 import logging
 import os
 import shlex
+from collections.abc import Callable
 
 from midair import config, names
 from midair.config import Config
@@ -27,9 +28,13 @@ from midair.up.succession import Handed
 from midair.version import __version__
 
 
-def up(source: Source) -> None:
-    """Runs an instance in the foreground until Ctrl-C, SIGTERM or `midair down`."""
-    conf = source.load().counted()
+def up(source: Source, check: Callable[[Config], None]) -> None:
+    """Runs an instance in the foreground until Ctrl-C, SIGTERM or `midair down`.
+
+    `check`: raises what is wrong with the configuration and cannot be seen here.
+    """
+    conf = source.load().counted()  # once: it may come from a pipe
+    check(conf)
     log_file = LogFile()
     log_file.use(conf.log.file)
     try:

@@ -54,7 +54,7 @@ def proxied(instance: Instance) -> Iterator[int]:
 def storm(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Storm]:
-    roles = ("small", "small", "large", "fan", "queue", "churn", "halves", "requests")
+    roles = ("small", "small", "large", "fan", "queue", "churn", "requests")
     roles += ("names", "silent")
     with stormed(
         __name__,

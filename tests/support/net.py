@@ -20,6 +20,7 @@ CONFIG = f"""
 [limits]
 max_payload = "64MiB"
 max_pending = "1GiB"
+max_subscriptions = 0
 write_deadline_s = 600
 [connmgr]
 arena_bytes = {ARENA_BYTES}
