@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,13 @@ from typing import Any
 from bench.peers import NatsServer
 from midair import config
 from tests.support.instance import PATIENCE_S, Instance, eventually
+
+_STATUS = re.compile(rb"(HMSG \S+ \S+) \d+ \d+(\||\r\n)NATS/1\.0 503\r\nNats-Subject: \S+\r\n")
+
+
+def without_subject(said: bytes) -> bytes:
+    """A 503 as nats-server said it before 2.12, which added the subject that nobody listens to."""
+    return _STATUS.sub(rb"\1 16 16\2NATS/1.0 503\r\n", said)
 
 
 @contextlib.contextmanager
