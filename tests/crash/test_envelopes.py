@@ -30,7 +30,7 @@ LISTEN = '[server]\nlisten = [{address = "127.0.0.1:0", transport = "envelope"}]
 KILLS = 40
 RAW = ("raw.opened", "raw.dropped", "raw.fixed")
 # The proxy does not pass on one end without the other, so there are no clients that end their
-# sending side here, and nobody else has sids that need cells: tests/crash/test_points.py kills there.
+# sending side here, and nobody else has sids that need cells: test_points.py kills there.
 HALVES = ("sid.cells",)
 
 
