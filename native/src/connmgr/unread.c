@@ -21,11 +21,12 @@
 #define BURST_NS 1000000000ULL /* a second's worth at once */
 #define LOOK_NS 1000000ULL     /* between two looks at all that are held */
 
-void unread_set(struct conn *c, uint32_t causes) { c->unread |= (uint8_t)causes; }
+_Static_assert(UNREAD_PORT <= UINT16_MAX, "conn.unread has 16 bits");
+void unread_set(struct conn *c, uint32_t causes) { c->unread |= (uint16_t)causes; }
 
 void unread_clear(struct connmgr *cm, struct conn *c, uint32_t causes)
 {
-    c->unread &= (uint8_t)~causes;
+    c->unread &= (uint16_t)~causes;
     if (c->unread || c->watched || c->fd < 0)
         return;
     c->watched = 1;
