@@ -111,14 +111,16 @@ def _listeners(value: Any) -> tuple[Listener, ...]:
     if len(value) > LISTENERS_MAX:
         raise ValueError(f"{len(value)} addresses: at most {LISTENERS_MAX} are allowed")
     listeners = tuple(map(Listener.read, value))
-    for at, one in enumerate(listeners):
-        for other in listeners[:at]:
+    # A closed one has no socket: it is in nobody's way.
+    opened = [item for item in listeners if not item.closed]
+    for at, one in enumerate(opened):
+        for other in opened[:at]:
             if same_place(one.address, other.address):
                 raise ValueError(
                     f"{shown(one.address)} and {shown(other.address)}: each address and port may "
                     "be there once"
                 )
-    if all(item.closed for item in listeners):
+    if not opened:
         raise ValueError(f"{shown(value)}: one at least must not be closed")
     return listeners
 
@@ -433,7 +435,7 @@ def _check_together(conf: Config, name: str, lines: Lines) -> None:
                 f"{conf.router.user!r}"
             ) from None
     for listener in conf.server.listen if conf.monitor.listen else ():
-        if same_place(conf.monitor.listen, listener.address):
+        if not listener.closed and same_place(conf.monitor.listen, listener.address):
             raise ConfigError(
                 f"{name}:{lines.find('monitor', 'listen')}: monitor.listen: "
                 f"{shown(conf.monitor.listen)}: clients connect there (server.listen)"

@@ -216,6 +216,14 @@ def test_listeners_on_any_free_port_are_not_in_each_others_way() -> None:
     assert len(conf.server.listen) == 4
 
 
+def test_a_closed_listener_is_in_nobodys_way() -> None:
+    conf = config.parse(
+        "[server]\nlisten = ['a:1', {address = 'a:1', closed = true}, {address = 'a:2', "
+        "closed = true}, {address = 'a:1', closed = true}]\n[monitor]\nlisten = 'a:2'"
+    )
+    assert [it.closed for it in conf.server.listen] == [None, True, True, True]
+
+
 @given(st.text(max_size=200))
 def test_any_text_is_either_used_or_refused(text: str) -> None:
     try:
