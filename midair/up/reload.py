@@ -22,6 +22,7 @@ reload tries again. Its arena goes last: a part may have a batch to finish that 
 
 from __future__ import annotations
 
+import abc
 import logging
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -109,7 +110,7 @@ class _FailedError(Exception):
     """A part did not come up with what it was given: the text says how."""
 
 
-class Job:
+class Job(abc.ABC):
     """Work that goes on a little in each turn of the manager. `over`: it is done."""
 
     what = ""
@@ -143,14 +144,14 @@ class Job:
         self.over = True
         self._failed(why)
 
-    def _run(self) -> Work:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def _run(self) -> Work: ...
 
-    def _failed(self, why: str) -> None:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def _failed(self, why: str) -> None: ...
 
-    def _progress(self, told: Told) -> None:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def _progress(self, told: Told) -> None: ...
 
     def _move_to(self, component: Component, setup: Setup) -> Work:
         """Moves a component; _FailedError: it is where it was."""
