@@ -24,7 +24,7 @@ max_subscriptions = 0
 write_deadline_s = 600
 [connmgr]
 arena_bytes = {ARENA_BYTES}
-subscriptions = 131072
+subscriptions = 262144
 """
 
 
