@@ -188,12 +188,13 @@ def insist(storm: Storm, wanted: str) -> None:
     pytest.fail(f"it never works\n{storm.log()}")
 
 
+@pytest.mark.parametrize("rounds", [1, pytest.param(3, marks=pytest.mark.slow)])
 @one_and_two
-def test_while_parts_are_killed(storm: Storm) -> None:
-    """Adding and retiring, three times, under load, with kills of everything but the keeper."""
+def test_while_parts_are_killed(storm: Storm, rounds: int) -> None:
+    """Adding and retiring, again and again, under load, with kills of everything but the keeper."""
     count = storm.connmgrs
     wait_for_work(storm)
-    for round_ in range(1, 4):
+    for round_ in range(1, rounds + 1):
         with Killer(storm.instance, SEED + round_) as killer:
             insist(storm, text(count + 1))
             again(storm, round_)
