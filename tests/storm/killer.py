@@ -24,6 +24,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
+
 from midair import names
 from midair.process.runtime import ACTIVE, Runtime
 from midair.up.roster import MODULES
@@ -159,12 +161,11 @@ class Killer:
         """Component name -> pids, the oldest first; those that have ended are left out."""
         found: dict[str, list[int]] = {}
         seen: dict[int, str] = {}
-        for path in Path("/proc").glob("[0-9]*/cmdline"):
-            pid = int(path.parent.name)
+        for pid in psutil.pids():
             if pid in self.killed:
                 continue
             with contextlib.suppress(OSError, ValueError, KeyError, IndexError):
-                words = path.read_bytes().decode().split("\0")
+                words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
                 if words[words.index("--name") + 1] != self.runtime.instance:
                     continue
                 role = ROLE_OF[words[words.index("-m") + 1]]

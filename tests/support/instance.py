@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from midair import config
@@ -226,11 +227,11 @@ def elsewhere() -> Instance | None:
 def processes_of(name: str) -> list[int]:
     """Processes with `--name <name>` in their command line."""
     found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
+    for pid in psutil.pids():
         with contextlib.suppress(OSError):
-            words = path.read_bytes().split(b"\0")
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
             if b"--name" in words and name.encode() in words:
-                found.append(int(path.parent.name))
+                found.append(pid)
     return found
 
 

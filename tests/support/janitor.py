@@ -22,6 +22,8 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
+
 SESSION = "MIDAIR_TEST_SESSION"  # in the environment of all that descend from a session
 GRACE_S = 60.0  # what a test may take beyond its limit, to fail and to clean up
 
@@ -97,10 +99,11 @@ def end_descendants() -> None:
     mark = f"{SESSION}={os.environ[SESSION]}".encode()
     for _ in range(3):  # one that dies may have started another
         found = 0
-        for path in Path("/proc").glob("[0-9]*/environ"):
+        for pid in psutil.pids():
             with contextlib.suppress(OSError):
-                if int(path.parent.name) != os.getpid() and mark in path.read_bytes().split(b"\0"):
-                    os.kill(int(path.parent.name), signal.SIGKILL)
+                environment = Path(f"/proc/{pid}/environ").read_bytes()
+                if pid != os.getpid() and mark in environment.split(b"\0"):
+                    os.kill(pid, signal.SIGKILL)
                     found += 1
         if not found:
             return
