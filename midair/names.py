@@ -23,6 +23,7 @@ MANAGER = "manager"
 MONITOR = "monitor"
 TRACER = "tracer"
 ROLES = (MANAGER, KEEPER, ROUTER, CONNMGR, DISPATCHER, MONITOR, TRACER)
+OTHER_USERS = (ROUTER, MONITOR, TRACER)  # may run as another user than the owner of the instance
 # They look at an instance, which goes on whatever happens to them.
 ONLOOKERS = (MONITOR, TRACER)
 

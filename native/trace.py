@@ -8,7 +8,7 @@ from typing import Any
 import posix_ipc
 
 from midair import names
-from midair.errors import LayoutError, MissingError
+from midair.errors import LayoutError, MissingError, PermissionsError
 from midair.process.runtime import Runtime
 from native import ffi, lib
 from native.segment import Kind, View, open_segment
@@ -154,6 +154,14 @@ def signed(value: int) -> int:
     return value - (1 << 64) if value >> 63 else value
 
 
+def ring_count(runtime: Runtime) -> int:
+    """How many connmgrs there are, or have been: those with a ring, without gaps."""
+    count = 0
+    while (names.SHM / runtime.segment(names.TRACE, count)[1:]).exists():
+        count += 1
+    return count
+
+
 def rings(runtime: Runtime, connmgrs: int, known: dict[int, Ring]) -> dict[int, Ring]:
     """Those that are there, the known ones again if they are still the same."""
     found = {}
@@ -161,7 +169,7 @@ def rings(runtime: Runtime, connmgrs: int, known: dict[int, Ring]) -> dict[int, 
         ring = known.get(index)
         try:
             found[index] = ring if ring is not None and ring.current else Ring(runtime, index)
-        except (MissingError, LayoutError):
+        except (MissingError, LayoutError, PermissionsError):
             continue
     return found
 

@@ -58,8 +58,8 @@ def begin(runtime: Runtime, conf: Config) -> LameDuck:
 def read(runtime: Runtime) -> LameDuck | None:
     """None: the instance is none."""
     try:
-        return msgspec.json.decode((runtime.path / NAME).read_bytes(), type=LameDuck)
-    except (FileNotFoundError, msgspec.MsgspecError):
+        return msgspec.json.decode(runtime.read_own(NAME), type=LameDuck)
+    except (OSError, msgspec.MsgspecError):
         return None
 
 

@@ -31,6 +31,7 @@ from functools import cached_property
 from pathlib import Path
 
 import msgspec
+import psutil
 
 from midair import names
 from midair.errors import MidairError, MissingError, PermissionsError
@@ -273,11 +274,26 @@ class Runtime:
 
     def read(self, name: str) -> bytes:
         """What is in a file. FileNotFoundError: it is not there, or is no file."""
+        return self._read(name)[0]
+
+    def read_own(self, name: str) -> bytes:
+        """The same of a file that only the owner of the instance, or root, writes.
+
+        In a directory that is open to a group, another user may have put one there.
+        """
+        text, uid = self._read(name)
+        if uid not in (self.owner_uid, 0):
+            raise FileNotFoundError(errno.ENOENT, "a file of another user", name)
+        return text
+
+    def _read(self, name: str) -> tuple[bytes, int]:
+        """What is in a file, and whose it is."""
         fd = os.open(self.path / name, os.O_RDONLY | trust.OPEN_FLAGS)
         with os.fdopen(fd, "rb") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            about = os.fstat(file.fileno())
+            if not stat.S_ISREG(about.st_mode):
                 raise FileNotFoundError(errno.ENOENT, "not a regular file", name)
-            return file.read()
+            return file.read(), about.st_uid
 
     def link(self, name: str, target: str) -> None:
         """Makes `name` stand for another file of the directory, or for another one than before."""
@@ -289,7 +305,7 @@ class Runtime:
     def life(self, role: str, index: int) -> int:
         """How often one of that number has ended for good, modulo 256 (rule R8 of routing.h)."""
         try:
-            return int((self.path / f"{_stem(role, index)}.life").read_text()) % 256
+            return int(self.read_own(f"{_stem(role, index)}.life")) % 256
         except (FileNotFoundError, ValueError):
             return 0
 
@@ -346,20 +362,34 @@ class Runtime:
         )
 
     def _read_state(self, name: str) -> State | None:
-        """The state in a file, or None when its process is not alive any more."""
+        """The state in a file, or None when its process is not alive any more.
+
+        None, too, if it was not that process, or the owner of the instance, that has written it:
+        a manager that takes over starts what is written there.
+        """
         try:
+            text, uid = self._read(name)
             # Keys of another version are left out.
-            state = msgspec.json.decode(self.read(name), type=State)
-        except (OSError, ValueError, RecursionError):
+            state = msgspec.json.decode(text, type=State)
+            if not self._may_say(uid, state):
+                return None
+        except (OSError, ValueError, RecursionError, psutil.Error):
             return None
         if start_ticks(state.pid) != state.start_ticks:
             return None
         with contextlib.suppress(OSError, ValueError, RecursionError):
-            text = self.read(name.removesuffix(".state").removesuffix(".next") + ".origin")
+            name = name.removesuffix(".state").removesuffix(".next") + ".origin"
+            text, origin_uid = self._read(name)
             origin = msgspec.json.decode(text, type=Origin)
-            if origin.start_ticks == state.start_ticks:
+            if origin_uid == uid and origin.start_ticks == state.start_ticks:
                 return replace(state, origin=origin)
         return state
+
+    def _may_say(self, uid: int, state: State) -> bool:
+        """Whether that user may say this about a process."""
+        if uid == self.owner_uid:
+            return True
+        return state.role in names.OTHER_USERS and psutil.Process(state.pid).uids().effective == uid
 
     def open_shared(self, name: str, flags: int = 0) -> int:
         """A descriptor of a file that every component may write; made if it is not there."""

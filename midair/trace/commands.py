@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from midair import names
-from midair.errors import MidairError, NotRunningError
+from midair.errors import MidairError, NotRunningError, PermissionsError
 from midair.exits import Exit
+from midair.process import trust
 from midair.process.runtime import Runtime
 from midair.trace import request as requests
 from midair.trace.request import DONE, FAILED, OFF, ON, Request, Status
@@ -118,6 +119,24 @@ def running(found: Runtime) -> Request | None:
     return None if over else request
 
 
+def _give(folder: Path, owner: os.stat_result) -> None:
+    """To whom the directory around it belongs, if root asks: a tracer may be somebody else.
+
+    It may have been there, and be somebody else's, or a link.
+    """
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | trust.OPEN_FLAGS)
+    try:
+        about = os.fstat(fd)
+        if about.st_uid not in (os.geteuid(), owner.st_uid):
+            raise PermissionsError(
+                f"{folder} belongs to another user (uid {about.st_uid}): not used"
+            )
+        if os.geteuid() == 0:
+            os.fchown(fd, owner.st_uid, owner.st_gid)
+    finally:
+        os.close(fd)
+
+
 def begin(
     found: Runtime,
     run: str | None,
@@ -145,9 +164,7 @@ def begin(
         try:
             out.mkdir(parents=True, exist_ok=True)
             folder.mkdir(exist_ok=True)
-            if os.geteuid() == 0:  # asked for by root, written by a tracer that is somebody else
-                owner = out.stat()
-                os.chown(folder, owner.st_uid, owner.st_gid)
+            _give(folder, out.stat())
         except OSError as error:
             raise MidairError(f"{folder}: {error.strerror}") from None
         number = 1 if before is None else before.number + 1

@@ -17,7 +17,7 @@ from midair.process import events
 from midair.process.runtime import Runtime
 from midair.trace import schema
 from native.stats import Reader
-from native.trace import Ring
+from native.trace import Ring, ring_count
 
 MS = 1e6
 
@@ -65,9 +65,7 @@ def written(run: Path) -> set[tuple[int, str, str]]:
 class Happened:
     """The events of a run, each once."""
 
-    def __init__(
-        self, runtime: Runtime, run: str, folder: Path, since_ns: int, connmgrs: int
-    ) -> None:
+    def __init__(self, runtime: Runtime, run: str, folder: Path, since_ns: int) -> None:
         self._runtime = runtime
         self._run = run
         self._since_ns = since_ns
@@ -79,7 +77,6 @@ class Happened:
         self._readers: dict[str, Reader] = {}
         self._counted: dict[tuple[str, str], tuple[int, int]] = {}  # -> (value, when)
         self._met: dict[tuple[str, str], tuple[int, int]] = {}  # -> (since, counted then)
-        self._connmgrs = connmgrs
 
     def look(self, now_ns: int, last: bool = False) -> None:
         """Adds what has happened since the last look. `last`: what goes on ends now."""
@@ -149,7 +146,7 @@ class Happened:
             yield row(self._run, at, "slow-consumer", called, 0, **who, **said)
 
     def _look_at_counters(self, now_ns: int, last: bool) -> None:
-        connmgrs = ((names.CONNMGR, index) for index in range(self._connmgrs))
+        connmgrs = ((names.CONNMGR, index) for index in range(ring_count(self._runtime)))
         for role, index in (*connmgrs, (names.ROUTER, None), (names.DISPATCHER, None)):
             called = names.component(role, index)
             try:

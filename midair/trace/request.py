@@ -8,6 +8,7 @@ was killed.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
@@ -58,20 +59,21 @@ class Status:
     dropped_seen: dict[str, int] = field(default_factory=dict)
 
 
-def _read(runtime: Runtime, name: str, kind: type[T]) -> T | None:
+def _decode(read: Callable[[str], bytes], name: str, kind: type[T]) -> T | None:
     """Nothing if it is not there; keys of another version are left out."""
     try:
-        return msgspec.json.decode(runtime.read(name), type=kind)
+        return msgspec.json.decode(read(name), type=kind)
     except (OSError, ValueError, RecursionError):
         return None
 
 
 def read_request(runtime: Runtime) -> Request | None:
-    return _read(runtime, REQUEST, Request)
+    """It says where the tracer writes: one of another user does not count."""
+    return _decode(runtime.read_own, REQUEST, Request)
 
 
 def read_status(runtime: Runtime) -> Status | None:
-    return _read(runtime, STATUS, Status)
+    return _decode(runtime.read, STATUS, Status)
 
 
 def write_request(runtime: Runtime, request: Request) -> None:

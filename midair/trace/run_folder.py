@@ -10,7 +10,7 @@ import json
 import os
 import re
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from midair.errors import MidairError
 from midair.exits import Exit
@@ -45,7 +45,7 @@ def write_part(directory: Path, name: str, rows: Any) -> Path:
     hidden = directory / f".part-{name}.tmp"
     delta = [column for column in rows.column_names if column in _DELTA]
     plain = [column for column in rows.column_names if column not in _DELTA]
-    with hidden.open("wb") as file:
+    with _new(hidden, "xb") as file:
         pq.write_table(
             rows,
             file,
@@ -74,13 +74,19 @@ def write_rows(run: Path, table: schema.Table, name: str, rows: list[dict[str, A
 def write_manifest(run: Path, manifest: dict[str, Any]) -> None:
     """The last step of a run."""
     hidden = run / f".{schema.MANIFEST}.tmp"
-    with hidden.open("w", encoding="utf-8") as file:
+    with _new(hidden, "x") as file:
         json.dump(manifest, file, indent=2)
         file.write("\n")
         file.flush()
         os.fsync(file.fileno())
     hidden.rename(run / schema.MANIFEST)
     _sync_directory(run)
+
+
+def _new(path: Path, mode: str) -> IO[Any]:
+    """A file that was not there: what somebody has left, or put there, is not written through."""
+    path.unlink(missing_ok=True)
+    return path.open(mode, encoding=None if "b" in mode else "utf-8")
 
 
 def _sync_directory(directory: Path) -> None:

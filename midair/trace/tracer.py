@@ -30,7 +30,7 @@ from midair.trace.request import DONE, FAILED, OFF, ON, Request, Status
 from midair.trace.run_folder import write_manifest, write_rows
 from midair.version import __version__
 from native.stats import Reader
-from native.trace import Control, Ring, rings
+from native.trace import Control, Ring, ring_count, rings
 
 TURN_S = 0.05
 PART_S = 1.0  # records wait so long for a part to be worth its file
@@ -59,9 +59,9 @@ class Run:
             request.run,
             self._folder,
             request.started_ns,
-            program.config.connmgrs,
         )
         self._rings: dict[int, Ring] = {}
+        self._connmgrs = ring_count(program.runtime)
         before = requests.read_status(program.runtime)
         resumed = before is not None and before.number == request.number
         self._dropped_seen = dict(before.dropped_seen) if resumed and before else {}
@@ -83,12 +83,13 @@ class Run:
 
     def turn(self) -> bool:
         """One look at everything. True: there is more to do at once."""
-        self._rings = rings(self._program.runtime, self._program.config.connmgrs, self._rings)
+        self._rings = rings(self._program.runtime, self._connmgrs, self._rings)
         more = False
         for ring in self._rings.values():
             more |= self._take(ring)
         if time.monotonic() >= self._next_look:
             self._next_look = time.monotonic() + LOOK_S
+            self._connmgrs = ring_count(self._program.runtime)  # some may have been added
             self._look()
         return more
 

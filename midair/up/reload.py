@@ -128,7 +128,7 @@ class Job(abc.ABC):
             next(self._work)
         except StopIteration:
             self.over = True
-        except OSError as error:  # of the runtime directory; the parts are where they are
+        except (OSError, MidairError) as error:  # the parts are where they are
             self.over = True
             self._failed(f"cannot go on: {error}")
 

@@ -63,5 +63,5 @@ class Source:
 def kept(runtime: Runtime) -> Source:
     """What the manager before us had; nothing, if it was of a release that kept nothing."""
     with contextlib.suppress(OSError, msgspec.MsgspecError):
-        return msgspec.json.decode((runtime.path / NAME).read_bytes(), type=Source)
+        return msgspec.json.decode(runtime.read_own(NAME), type=Source)
     return Source()

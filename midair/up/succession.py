@@ -9,14 +9,19 @@ terminal, lease and children, and everything else it takes over as from a manage
 (takeover.py). Its own start may still fail: then it goes back by exec() to the release before,
 which takes over in the same way.
 
+One that hangs after exec() ends by an alarm. Then there is no manager, the parts go on, and
+`midair up` takes over.
+
 Facts relied on: exec() keeps the process, its parent and children, its undo lists (lease.py), its
-blocked and pending signals, and the descriptors that are inheritable; all others are closed.
+alarm, its blocked and pending signals, and the descriptors that are inheritable; all others are
+closed.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import signal
 import socket
@@ -36,6 +41,9 @@ from midair.up.told import Event, Told
 
 MODULE = "midair.up.successor"
 HANDED = "MIDAIR_SUCCESSION"
+# A successor that is not at work by then, or in the time of the upgrade, is ended by SIGALRM: it
+# holds the lease, and hears nothing.
+START_S_MAX = 60.0
 LOOK_S = 0.02  # how often it looks whether all have said who they are
 
 Tell = Callable[[Told], None]
@@ -65,10 +73,12 @@ def become(
     release: Release,
     handed: Handed,
     unheard: Callable[[], Sequence[int]] = lambda: (),
+    start_s: float = START_S_MAX,
 ) -> None:
     """This process becomes the manager of that release. OSError: it does not.
 
     `unheard`: signals that have come and that nobody has acted upon; it is asked once no more come.
+    `start_s`: by then it is at work, or ends.
     """
     os.set_inheritable(handed.control_fd, True)
     base = dict(os.environ)
@@ -78,17 +88,21 @@ def become(
         base["PYTHONPATH"] = ":".join(paths)
     environ = {**release.environ(base), HANDED: json.dumps(asdict(handed))}
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(math.ceil(start_s))
     try:
         for number in unheard():
             os.kill(os.getpid(), number)
         os.execve(release.python, [*release.command(MODULE), "--name", instance], environ)
     finally:
+        signal.alarm(0)
         os.set_inheritable(handed.control_fd, False)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
 def tell_after(handed: Handed, tell: Tell) -> None:
-    """In the process after exec(): says how it went."""
+    """In the process after exec(), when it is at work: says how it went."""
+    signal.alarm(0)
     if handed.failed:
         keeps = f"{handed.old.version} keeps working"
         why = f"{names.MANAGER}: {handed.to.version} did not start: {handed.failed}; {keeps}"
@@ -152,7 +166,7 @@ class Succession:
         self._say(Event.SWITCHING)
         handed = Handed(self._sock.fileno(), self._old, self.to, time.monotonic())
         try:
-            become(self._runtime.instance, self.to, handed, self._unheard)
+            become(self._runtime.instance, self.to, handed, self._unheard, self._ready_s)
         except OSError as error:
             self._fail(f"did not start: {error}")
 

@@ -145,7 +145,7 @@ class Memory:
     def read(self) -> dict[str, Remembered]:
         """Component -> what is known. Without a file that can be read: nothing."""
         with contextlib.suppress(OSError, msgspec.MsgspecError):
-            data = (self._runtime.path / MEMORY).read_bytes()
+            data = self._runtime.read_own(MEMORY)
             return msgspec.json.decode(data, type=dict[str, Remembered])
         return {}
 

@@ -121,7 +121,10 @@ class Upgrades:
     def turn(self) -> None:
         """Looks how far it is."""
         if self._now is not None:
-            self._now.turn()
+            try:
+                self._now.turn()
+            except OSError as error:  # of the runtime directory
+                self._now.abort(f"cannot go on: {error}")
             if self._now.over:
                 self._now = None
 

@@ -76,9 +76,8 @@ def until_retired(storm: Storm, index: int) -> None:
         return name not in storm.instance.components()
 
     def left() -> list[str]:
-        return [
-            path.name for path in Path("/dev/shm").glob(f"midair.{storm.instance.name}.*.{index}")
-        ]
+        prefix = storm.instance.runtime.prefix
+        return [path.name for path in names.SHM.glob(f"{prefix}.*.{index}")]
 
     eventually(gone, f"{name} has retired\n{storm.log()}", 60)
     eventually(lambda: not left(), f"nothing is left of it\n{storm.log()}", 60)

@@ -23,13 +23,15 @@ import pytest
 
 from midair import names
 from midair.client.wire_nats import hpub, pub
+from midair.config import MIB
 from midair.process.runtime import Runtime
 from midair.trace import schema
 from midair.trace.drain import Drain
 from native import ffi, lib
 from native.trace import Control, Ring, open_ring
 from tests.support.instance import Instance, cli, eventually
-from tests.support.stream import Stream
+from tests.support.reload import reloaded
+from tests.support.stream import Inside, Stream
 
 Make = Callable[..., Instance]
 STAGES = ("received_ns", "queued_ns", "routed_ns", "instructed_ns", "written_ns")
@@ -71,6 +73,30 @@ def take(stream: Stream, count: int) -> None:
     got = 0
     while got < count:
         got += stream.message() is not None
+
+
+@pytest.mark.parametrize("connmgrs", [1, pytest.param(2, marks=pytest.mark.alone)])
+def test_a_connmgr_that_is_added_is_traced(
+    make_midair: Make, tmp_path: Path, connmgrs: int
+) -> None:
+    midair = make_midair(f"[connmgr]\ncount = {connmgrs}\n")
+    trace(midair, "on", "--sample", "1/1", "--run", "grown", "--out", str(tmp_path))
+    reloaded(midair, f"[connmgr]\ncount = {connmgrs + 1}\n")
+    inside = Inside(midair.name, connmgrs + 1, 256 * MIB)
+    with streams(midair, 4) as (sender, *readers):
+        for reader in readers:
+            reader.sub(b"grown", b"1")
+            reader.sync()
+        on_new = [it for it in readers if inside.connmgr_of(it) == connmgrs]
+        assert on_new, "one has come to the new one"
+        sender.send(pub(b"grown", b"all"))
+        for reader in readers:
+            take(reader, 1)
+        uids = {reader.info["client_id"] for reader in on_new}
+        trace(midair, "off")
+    inside.table.close()
+    records = read(tmp_path / "grown", schema.RECORDS)
+    assert uids <= {it["destination_uid"] for it in records}
 
 
 def test_each_delivery_leaves_a_record(make_midair: Make, tmp_path: Path) -> None:

@@ -25,9 +25,9 @@ from midair.errors import PermissionsError
 from midair.exits import Exit
 from midair.keeper.client import KeeperClient
 from midair.keeper.main import Keeper
-from midair.process import ipc, lease
+from midair.process import ipc, lame_duck, lease
 from midair.process.lease import Lease
-from midair.process.runtime import Runtime
+from midair.process.runtime import Origin, Runtime, State, start_ticks
 from tests.parts.test_isolation import python_for_nobody
 from tests.support.instance import (
     BASE,
@@ -518,3 +518,73 @@ def test_who_is_at_the_other_end_of_a_socket_is_looked_at(tmp_path: Path) -> Non
         os.close(writer)
         os.unlink(path)
         place.rmdir()
+
+
+# ---- what is said about processes ----
+
+
+@needs_root
+def test_another_user_can_say_what_only_its_own_router_does(instance_name: str) -> None:
+    """A manager that takes over starts again what the files of states say."""
+    runtime = Runtime.create(instance_name)
+    user = nobody()
+    with (
+        subprocess.Popen(["sleep", "60"], user=user.pw_uid, group=user.pw_gid) as its,
+        subprocess.Popen(["sleep", "60"]) as ours,
+    ):
+        try:
+            for role, index in ((names.ROUTER, None), (names.CONNMGR, 0), (names.MANAGER, None)):
+                for process in (its, ours):
+                    written = _say(runtime, role, index, process.pid)
+                    assert [it.pid for it in runtime.states()] == [process.pid], "of the owner"
+                    os.chown(written, user.pw_uid, user.pw_gid)
+                    allowed = role == names.ROUTER and process is its
+                    assert [it.pid for it in runtime.states()] == [process.pid] * allowed
+                    written.unlink()
+            # Nor can it say where a process of ours comes from.
+            written = _say(runtime, names.ROUTER, None, ours.pid)
+            origin = written.with_suffix(".origin")
+            os.chown(origin, user.pw_uid, user.pw_gid)
+            assert [(it.pid, it.managed) for it in runtime.states()] == [(ours.pid, False)]
+        finally:
+            its.kill()
+            ours.kill()
+            runtime.remove()
+
+
+def _say(runtime: Runtime, role: str, index: int | None, pid: int) -> Path:
+    """A state and an origin of a process, written by the owner of the instance."""
+    ticks = start_ticks(pid)
+    assert ticks is not None
+    runtime.write_origin(
+        role, index, Origin(pid, ticks, managed=True, python="", root="", stderr="")
+    )
+    runtime.write_state(State(role, index, pid, ticks, "0.2.0", "active", 9, 0.0))
+    (state,) = (it for it in runtime.states() if it.pid == pid)
+    assert state.managed
+    stem = role if index is None else f"{role}-{index}"
+    return runtime.path / f"{stem}.{pid}.state"
+
+
+@needs_root
+@pytest.mark.parametrize(
+    "name", ["lame-duck.json", "manager.json", "source.json", "connmgr-0.life"]
+)
+def test_what_only_the_owner_writes_is_read_only_from_the_owner(
+    instance_name: str, name: str
+) -> None:
+    runtime = Runtime.create(instance_name)
+    try:
+        path = runtime.write(name, "7")
+        assert runtime.read_own(name) == b"7"
+        os.chown(path, nobody().pw_uid, nobody().pw_gid)
+        with pytest.raises(FileNotFoundError):
+            runtime.read_own(name)
+        path.unlink()
+        os.mkfifo(path)  # nobody waits for the other end
+        with pytest.raises(FileNotFoundError):
+            runtime.read_own(name)
+        assert lame_duck.read(runtime) is None
+        assert runtime.life(names.CONNMGR, 0) == 0
+    finally:
+        runtime.remove()

@@ -39,6 +39,12 @@ def _fail(self):
     raise RuntimeError("broken on purpose")
 Manager._take_over = _fail
 """
+HANGS_AT_START = """
+import time
+def _hang(self):
+    time.sleep(3600)
+Manager._take_over = _hang
+"""
 SLOW_TO_SAY = """
 import time
 _init = Program.__init__
@@ -130,6 +136,29 @@ def test_one_that_hangs(broken: Broken, make_midair: Make) -> None:
     said = refused(instance, upgrade(instance, place, "--timeout", "2"))
     assert "was not ready within 2 s" in said
     assert instance.components()["manager"]["generation"] == 1
+
+
+@pytest.mark.parametrize("connmgrs", [1, 2])
+def test_one_that_hangs_when_it_takes_over(
+    broken: Broken, make_midair: Make, connmgrs: int
+) -> None:
+    """The check could not know. It ends, the parts go on, and the next manager takes over."""
+    instance = make_midair(connmgrs=connmgrs)
+    place = broken("midair/up/manager.py", HANGS_AT_START)
+    before = {name: row["pid"] for name, row in instance.components().items()}
+    with nobody_notices(instance):
+        done = upgrade(instance, place, "--timeout", "5")
+        assert done.returncode != 0
+        assert instance.process is not None
+        assert instance.process.wait(PATIENCE_S) == -signal.SIGALRM
+        assert instance.process.stdout is not None
+        instance.process.stdout.close()
+        instance.up_again()
+        after = {name: row["pid"] for name, row in instance.components().items()}
+        assert after.pop("manager") != before.pop("manager")
+        assert after == before
+    assert instance.stop() == 0
+    assert leaks_of(instance.name) == []
 
 
 def test_one_that_fails_when_it_takes_over_goes_back(broken: Broken, make_midair: Make) -> None:

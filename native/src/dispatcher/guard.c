@@ -87,6 +87,15 @@ static void send_part(int keeper, const int *fds, uint32_t count, uint64_t uid)
     (void)sendmsg(keeper, &msg, MSG_NOSIGNAL);
 }
 
+/* The keeper, or the service manager that listens for it: as trust.check_peer() of midair/process/trust.py. */
+static int is_ours(int keeper)
+{
+    struct ucred who;
+    socklen_t len = sizeof who;
+
+    return getsockopt(keeper, SOL_SOCKET, SO_PEERCRED, &who, &len) == 0 && (who.uid == geteuid() || who.uid == 0);
+}
+
 static void save(const char *path, uint64_t uid)
 {
     static int fds[GUARD_SOCKETS_MAX];
@@ -98,7 +107,7 @@ static void save(const char *path, uint64_t uid)
         return;
     strncpy(address.sun_path, path, sizeof address.sun_path - 1);
     keeper = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-    if (keeper < 0 || connect(keeper, (struct sockaddr *)&address, sizeof address) != 0)
+    if (keeper < 0 || connect(keeper, (struct sockaddr *)&address, sizeof address) != 0 || !is_ours(keeper))
         return;
     for (uint32_t at = 0; at < count; at += SOCKETS_A_MESSAGE) {
         uint32_t part = count - at < SOCKETS_A_MESSAGE ? count - at : SOCKETS_A_MESSAGE;
