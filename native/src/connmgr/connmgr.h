@@ -330,7 +330,6 @@ struct connmgr {
     char sid_text[PROTOCOL_SID_MAX];  /* see subtable_sid() */
     uint64_t due[CONNMGR_DUE_AHEAD];  /* batches of what is due that have not left the ring (refer_due) */
     uint32_t due_count;
-    uint64_t refs_end;    /* no batch at or past this is begun for what clients say (refer_have_room) */
 
     struct out_seg *segs;
     uint32_t *seg_free, seg_free_count;

@@ -24,10 +24,10 @@ static inline uint32_t refer_load(uint32_t size) { return size / CONNMGR_LOAD_BY
 
 /* Room for the references of any one frame: a reading connmgr stops well before the ring is full, so
  * that this fails only while the router is away, or slower than the clients. */
-static inline int refer_have_room(const struct connmgr *cm) { return cm->port.refs.seq < cm->refs_end; }
+static inline int refer_have_room(const struct connmgr *cm) { return cm->port.refs.seq < cm->port.refs.end; }
 static inline void refer_settle_room(struct connmgr *cm)
 {
-    cm->refs_end = atomic_load_explicit(&cm->port.log->refs.sent, memory_order_relaxed) + CONNMGR_REFS_AHEAD + cm->due_count;
+    cm->port.refs.end = atomic_load_explicit(&cm->port.log->refs.sent, memory_order_relaxed) + CONNMGR_REFS_AHEAD + cm->due_count;
 }
 
 /* How many messages of that size may join the one that the reference of `bytes` is about: what is left in the
