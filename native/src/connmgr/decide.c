@@ -171,6 +171,7 @@ void decide_end(struct connmgr *cm, struct conn *c, uint32_t chunk, uint32_t fir
 
     if (last == first)
         return;
+    cm->stats.messages_in += last - first;
     c->messages_in += last - first;
     c->payload_in += cm->stats.payload_in - cm->step.payload_in;
     if (!cm->step.flow || !repeat(cm, c, chunk, first)) {
