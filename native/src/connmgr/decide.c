@@ -50,8 +50,8 @@ void decide_ask_now(struct connmgr *cm, const struct conn *c)
         const struct taken *t = &cm->taken[i];
 
         for (uint32_t left = t->count; left; left--) {
-            uint32_t most = refer_most(cm, ref_bytes(t->texts.subject_len + t->texts.reply_len), t->size);
-            uint32_t more = left - 1 < most ? left - 1 : most;
+            uint32_t bytes = ref_bytes(t->texts.subject_len + t->texts.reply_len);
+            uint32_t more = left > 1 ? refer_most(cm, bytes, t->size, left - 1) : 0;
             struct ref_message *r = refer_message(cm, c, t->handle + t->count - left, t->size, t->flags, &t->texts, 0);
 
             if (more)

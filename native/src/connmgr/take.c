@@ -87,6 +87,12 @@ static uint32_t take_repeats(struct connmgr *cm, uint32_t chunk, const struct fr
     return count;
 }
 
+/* The router needs the reply subject only to tell a sender that nobody listens. */
+static inline int asks(const struct conn *c, const struct frame *f)
+{
+    return f->reply_len && c->options & CONN_NO_RESPONDERS;
+}
+
 /* Takes the message of the frame at `at`, and of the `repeats` that repeat it those that one reference may
  * stand for. Returns how many: 0 if the chunk has no entry left. */
 static inline __attribute__((always_inline)) uint32_t
@@ -111,14 +117,14 @@ take_messages(struct connmgr *cm, struct conn *c, const uint8_t *p, uint32_t at,
     if (!joins)
         decide_ask(cm, c);
     if (repeats) {
-        uint32_t most = joins ? repeats : refer_most(cm, ref_bytes(f->subject_len), f->total_len);
+        uint32_t bytes = ref_bytes(f->subject_len + (asks(c, f) ? f->reply_len : 0u));
+        uint32_t most = joins ? repeats : refer_most(cm, bytes, f->total_len, repeats);
 
-        count += take_repeats(cm, c->chunk, f, n + 1, repeats < most ? repeats : most);
+        count += take_repeats(cm, c->chunk, f, n + 1, most);
     }
     cm->chunk_messages[c->chunk] = n + count;
     cm->stats.payload_in += (uint64_t)count * f->total_len;
-    /* The router needs the reply subject only to tell a sender that nobody listens. */
-    int ask = f->reply_len && c->options & CONN_NO_RESPONDERS;
+    int ask = asks(c, f);
     struct refer_texts texts = {p + f->subject, p + f->reply, f->subject_len, ask ? f->reply_len : 0};
     uint8_t flags = (uint8_t)((ask ? REF_REPLY | REF_NO_RESPONDERS : 0) | (c->options & CONN_NO_ECHO ? REF_NO_ECHO : 0));
 
