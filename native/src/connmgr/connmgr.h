@@ -59,10 +59,18 @@
 #define CONNMGR_COPY_MAX BATCH_COPY_MAX /* a body larger than this is written from the arena */
 #define CONNMGR_REFS_AHEAD 6u         /* batches of references to messages in the ring when reading stops */
 #define CONNMGR_DUE_AHEAD 2u          /* the same of those that no client frame brings: they wait with what they are about */
-#define CONNMGR_LOAD_BYTES 16u        /* bytes of a body count for one of the batch of its reference, */
-#define CONNMGR_LOAD_EACH 16u         /* and a message of a run for so many (refer_load): */
-#define CONNMGR_BATCH_BODIES (BATCH_BYTES * CONNMGR_LOAD_BYTES)  /* so a batch is full at 128 KiB, */
-#define CONNMGR_BATCH_MESSAGES (BATCH_BYTES / CONNMGR_LOAD_EACH) /* and holds 512 messages at most */
+#define CONNMGR_LOAD_BYTES 16u        /* bytes of a body count for one of the batch of its reference (refer_load): */
+#define CONNMGR_BATCH_BODIES (BATCH_BYTES * CONNMGR_LOAD_BYTES) /* so a batch is full at 128 KiB, */
+#define CONNMGR_BATCH_MESSAGES 320u   /* or when it stands for so many messages; */
+#define CONNMGR_LARGE_BODIES 2u       /* a large one, while the router keeps up (refer_look), has so many times the bytes, */
+#define CONNMGR_LARGE_MESSAGES 2272u  /* and so many messages: all that one read brings, if they are not tiny */
+#define CONNMGR_LARGE_MAX 2u          /* large ones that may wait for the router; nobody knows whether the one it has is done */
+#define CONNMGR_WAITING_BATCHES (CONNMGR_REFS_AHEAD + 10u + 1u) /* in the ring, in a queue of the usual depth, with the router */
+#define CONNMGR_WAITING_MESSAGES 8704u /* that all of these stand for at most: a large one takes the place of two */
+_Static_assert(CONNMGR_LARGE_BODIES == 2 && CONNMGR_LARGE_MAX * CONNMGR_LARGE_MESSAGES +
+                   (CONNMGR_WAITING_BATCHES - 2 * CONNMGR_LARGE_MAX) * CONNMGR_BATCH_MESSAGES <= CONNMGR_WAITING_MESSAGES,
+               "however many of them are large");
+_Static_assert(CONNMGR_REFS_AHEAD - CONNMGR_LARGE_MAX >= CONNMGR_DUE_AHEAD + 2, "what is due may end batches of what clients say");
 #define CONNMGR_ORDERS_A_TURN 16      /* order batches between two writes */
 #define CONNMGR_MADE_A_TURN (1u << 22) /* bytes of output before it is written: more leaves the cache */
 #define CONNMGR_FULL_MESSAGES 200u    /* in a batch of references that is sent */
@@ -330,7 +338,10 @@ struct connmgr {
     char sid_text[PROTOCOL_SID_MAX];  /* see subtable_sid() */
     uint64_t due[CONNMGR_DUE_AHEAD];  /* batches of what is due that have not left the ring (refer_due) */
     uint32_t due_count;
-    uint64_t refs_end;    /* no batch at or past this is begun for what clients say (refer_have_room) */
+    uint32_t joined;      /* messages that are in runs of the batch `joined_seq`, but for the first of each */
+    uint64_t joined_seq, looked_seq; /* refer_look() was asked about the latter */
+    uint64_t large[CONNMGR_LARGE_MAX]; /* large ones that the router may not be done with (refer_forget), */
+    uint32_t large_count;              /* in their order */
 
     struct out_seg *segs;
     uint32_t *seg_free, seg_free_count;

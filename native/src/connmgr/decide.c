@@ -50,8 +50,8 @@ void decide_ask_now(struct connmgr *cm, const struct conn *c)
         const struct taken *t = &cm->taken[i];
 
         for (uint32_t left = t->count; left; left--) {
-            uint32_t most = refer_most(cm, ref_bytes(t->texts.subject_len + t->texts.reply_len), t->size);
-            uint32_t more = left - 1 < most ? left - 1 : most;
+            uint32_t bytes = ref_bytes(t->texts.subject_len + t->texts.reply_len);
+            uint32_t more = left > 1 ? refer_most(cm, bytes, t->size, left - 1) : 0;
             struct ref_message *r = refer_message(cm, c, t->handle + t->count - left, t->size, t->flags, &t->texts, 0);
 
             if (more)
@@ -171,6 +171,7 @@ void decide_end(struct connmgr *cm, struct conn *c, uint32_t chunk, uint32_t fir
 
     if (last == first)
         return;
+    cm->stats.messages_in += last - first;
     c->messages_in += last - first;
     c->payload_in += cm->stats.payload_in - cm->step.payload_in;
     if (!cm->step.flow || !repeat(cm, c, chunk, first)) {

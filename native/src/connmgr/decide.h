@@ -15,11 +15,13 @@
 #include "connmgr/refer.h"
 
 /* Bytes of references that may wait. A batch is turned because the next record is too large for it, or the
- * load of what is in it too high (refer_load): two in a row hold more than one can. What a step takes lies
- * in one chunk, so there is room for all of it beside what may be in the ring when it begins. */
+ * load of what is in it too high (refer_load): two in a row hold more than one can; or because it stands for
+ * CONNMGR_BATCH_MESSAGES. What a step takes lies in one chunk, so there is room for all of it beside what may
+ * be in the ring when it begins. */
 #define DECIDE_REF_BYTES (12 * (BATCH_BYTES - BATCH_HEAD))
-#define DECIDE_LOAD_MAX (ARENA_CHUNK_MESSAGES * CONNMGR_LOAD_EACH + ARENA_CHUNK_BYTES / CONNMGR_LOAD_BYTES)
-#define DECIDE_BATCHES (2 * (12 + DECIDE_LOAD_MAX / (BATCH_BYTES - BATCH_HEAD)) + 2)
+#define DECIDE_LOAD_MAX (ARENA_CHUNK_BYTES / CONNMGR_LOAD_BYTES)
+#define DECIDE_BATCHES \
+    (2 * (12 + DECIDE_LOAD_MAX / (BATCH_BYTES - BATCH_HEAD)) + ARENA_CHUNK_MESSAGES / (CONNMGR_BATCH_MESSAGES - 1) + 2)
 _Static_assert(CONNMGR_REFS_AHEAD + CONNMGR_DUE_AHEAD + 1 + DECIDE_BATCHES < BATCH_RING, "the ring has room for them");
 
 void decide_begin(struct connmgr *cm, const struct conn *c);

@@ -244,22 +244,37 @@ static int run_add(struct connmgr *cm, struct run *run, uint64_t handle)
 
     if (run->count == 0 ? !run_speaks(run, e) : usual_of(e) != run->speaks)
         return 0;
-    if (e->total_len > CONNMGR_COPY_MAX)
+    uint32_t total_len = e->total_len;
+
+    if (total_len > CONNMGR_COPY_MAX)
         return 0;
     const struct protocol *protocol = run->protocol;
     struct usual *f = &run->frames[run->count++];
+    uint32_t subject_len = e->subject_len, bytes = e->body + total_len + protocol->end_len - e->subject; /* from there on */
 
+    run->payload += total_len;
     f->handle = handle;
     f->subject = arena_data(a, e->chunk) + e->subject;
-    f->subject_len = e->subject_len;
-    f->tail_len = e->body + e->total_len + protocol->end_len - e->subject - e->subject_len;
-    f->headers = e->header_len != 0;
-    f->alike = 0;
-    run->headers += f->headers;
-    run->bytes += protocol->usual_more[f->headers] + f->subject_len + f->tail_len;
-    run->payload += e->total_len;
+    f->subject_len = subject_len;
+    f->tail_len = bytes - subject_len;
+    f->headers = f->alike = 0;
+    if (e->header_len) {
+        f->headers = 1;
+        run->headers++;
+    }
+    run->bytes += protocol->usual_more[f->headers] + bytes;
     return 1;
 }
+
+/* What an ORDER_DELIVER to one recipient says besides its message; 0: it is another order. */
+static inline uint64_t order_to_one(const struct order *o)
+{
+    uint64_t word;
+
+    memcpy(&word, o, sizeof word);
+    return o->type == ORDER_DELIVER && order_recipients(o) == 1 ? word : 0;
+}
+_Static_assert(offsetof(struct order_deliver, only) == 4 && offsetof(struct order_deliver, handle) == 8, "see order_to_one");
 
 static inline int same_recipients(const uint32_t *subs, uint32_t count, const struct order *o)
 {
@@ -317,6 +332,7 @@ static void run_collect(struct connmgr *cm, struct run *run, const struct batch 
     const struct order *first = batch_order(b, p->at), *o = first;
     const uint32_t *subs = order_subs(first);
     uint32_t count = order_recipients(first), single = order_deliver_bytes(count);
+    uint64_t to_one = order_to_one(first), word;
 
     run_begin(run, subs, count);
     if (first->type & ORDER_MORE || (count > 1 && !each_once(cm, subs, count))) {
@@ -335,6 +351,9 @@ static void run_collect(struct connmgr *cm, struct run *run, const struct batch 
         if (p->at + single > b->bytes)
             return;
         o = batch_order(b, p->at);
+        memcpy(&word, o, sizeof word);
+        if (word == to_one)
+            continue;
         if ((o->type != ORDER_DELIVER && (o->type != ORDER_RUN || p->at + order_bytes(o) > b->bytes)) ||
             !same_recipients(subs, count, o))
             return;

@@ -107,15 +107,19 @@ static inline void delivered(struct connmgr *cm, const struct order *o)
 /* Those for the same recipients go together. Returns where the next order is, and where the last of them was. */
 static uint32_t apply_deliveries(struct connmgr *cm, const struct batch *b, uint32_t at, uint32_t *ret_last)
 {
-    uint32_t next = deliver_orders(cm, b, at, (uint32_t)b->seq);
+    uint32_t next = deliver_orders(cm, b, at, (uint32_t)b->seq), last = at;
 
     while (at < next) {
         const struct order *o = batch_order(b, at);
 
-        *ret_last = at;
-        delivered(cm, o);
+        last = at;
         at += o->type == ORDER_DELIVER ? order_deliver_bytes(order_recipients(o)) : order_bytes(o);
+        if (o->type == ORDER_DELIVER && !cm->port.open_handle[handle_source(order_handle(o))])
+            port_note_some(&cm->port, o, 1); /* as delivered() does if no list goes on */
+        else
+            delivered(cm, o);
     }
+    *ret_last = last;
     return next;
 }
 

@@ -17,6 +17,11 @@ int connmgr_load(struct connmgr *cm)
     cm->stats.found_words = port_recover(&cm->port, &cm->stats.found_batches);
     if (cm->port.refs.bytes > BATCH_HEAD)
         cm->port.refs.load = BATCH_BYTES; /* not known: nothing is added to it */
+    if (cm->port.refs.seq > 1) { /* which are large is not known either */
+        cm->large_count = CONNMGR_LARGE_MAX;
+        for (uint32_t i = 0; i < CONNMGR_LARGE_MAX; i++)
+            cm->large[i] = cm->port.refs.seq - (cm->port.refs.bytes == BATCH_HEAD);
+    }
     refer_settle_room(cm);
     for (uint32_t slot = 0; slot < j->conns_high; slot++) {
         struct conn *c = &cm->conns[slot];

@@ -2,6 +2,105 @@
 #include "connmgr/refer.h"
 #include "base/crash.h"
 
+/* ---- runs, and how much a batch stands for ---- */
+
+#define RECORD_BYTES (REF_BYTES_MIN + 8) /* of the smallest record of a message */
+
+static uint64_t sent_so_far(const struct connmgr *cm)
+{
+    return atomic_load_explicit(&cm->port.log->refs.sent, memory_order_relaxed);
+}
+
+/* Of the batches that were sent those that are not in the queue any more were taken by the router, and it is done
+ * with all of them but the last. */
+static void refer_forget(struct connmgr *cm)
+{
+    struct mq_attr queue = {0};
+    uint32_t kept = 0;
+
+    if (mq_getattr(cm->port.refs.queue, &queue) != 0)
+        return;
+    for (uint32_t i = 0; i < cm->large_count; i++)
+        if (cm->large[i] + (uint64_t)queue.mq_curmsgs >= sent_so_far(cm))
+            cm->large[kept++] = cm->large[i];
+    cm->large_count = kept;
+    refer_settle_room(cm);
+}
+
+static int is_large(const struct connmgr *cm)
+{
+    return cm->large_count && cm->large[cm->large_count - 1] == cm->port.refs.seq;
+}
+
+/* More is to go into the batch being filled than may: it becomes a large one, if it may. Asked once for each. */
+static void refer_look(struct connmgr *cm)
+{
+    struct batch_out *refs = &cm->port.refs;
+
+    if (cm->looked_seq == refs->seq || refs->seq != sent_so_far(cm) + 1)
+        return;
+    cm->looked_seq = refs->seq;
+    if (cm->large_count)
+        refer_forget(cm);
+    if (cm->large_count == CONNMGR_LARGE_MAX)
+        return;
+    cm->large[cm->large_count++] = refs->seq;
+    refs->load /= CONNMGR_LARGE_BODIES;
+    refer_settle_room(cm);
+}
+
+static uint32_t joiner_load(const struct connmgr *cm, uint32_t size)
+{
+    return refer_load(size) / (is_large(cm) ? CONNMGR_LARGE_BODIES : 1);
+}
+
+/* Messages of that size that may still join the one that the record of `bytes` is about, in the batch being filled.
+ * Each record stands for one that does not join another. */
+static uint32_t joiners_left(const struct connmgr *cm, uint32_t bytes, uint32_t size)
+{
+    const struct batch_out *refs = &cm->port.refs;
+    uint32_t most = is_large(cm) ? CONNMGR_LARGE_MESSAGES : CONNMGR_BATCH_MESSAGES;
+    uint32_t used = refs->bytes + refs->load + bytes + refer_load(size), load = joiner_load(cm, size);
+    uint32_t count = (refs->bytes + bytes) / RECORD_BYTES + (refs->seq == cm->joined_seq ? cm->joined : 0);
+
+    if (used >= BATCH_BYTES || count >= most)
+        return 0;
+    return load && (BATCH_BYTES - used) / load < most - count ? (BATCH_BYTES - used) / load : most - count;
+}
+
+uint32_t refer_most(struct connmgr *cm, uint32_t bytes, uint32_t size, uint32_t wanted)
+{
+    struct batch_out *refs = &cm->port.refs;
+
+    if (refs->bytes + refs->load + bytes > BATCH_BYTES)
+        batch_out_turn(refs, cm->now_ns);
+    uint32_t most = joiners_left(cm, bytes, size);
+
+    if (wanted > most) {
+        refer_look(cm);
+        most = joiners_left(cm, bytes, size);
+    }
+    return wanted < most ? wanted : most;
+}
+
+void refer_join(struct connmgr *cm, struct ref_message *r, uint32_t more, uint32_t size)
+{
+    struct ref_run *run = (struct ref_run *)r;
+    struct batch_out *refs = &cm->port.refs;
+
+    run->messages = (uint16_t)(more + 1);
+    run->flags |= REF_RUN;
+    run->size_all += more * size;
+    if (cm->joined_seq != refs->seq) {
+        cm->joined_seq = refs->seq;
+        cm->joined = 0;
+    }
+    cm->joined += more;
+    refs->load += more * joiner_load(cm, size);
+    if (joiners_left(cm, RECORD_BYTES, 0) == 0) /* nothing more goes into it, not even by itself */
+        refs->load = BATCH_BYTES;
+}
+
 void refer_mode(struct connmgr *cm, const struct conn *c, uint64_t handle, uint32_t size, uint8_t flags,
                 const struct refer_texts *t, const struct ref_mode *mode, const char *topics)
 {
@@ -100,6 +199,8 @@ void refer_sent(struct connmgr *cm)
         if (cm->due[i] > sent)
             cm->due[kept++] = cm->due[i];
     cm->due_count = kept;
+    if (cm->port.refs.blocked && cm->large_count)
+        refer_forget(cm); /* nobody looks while there is always more than one in the ring */
     refer_settle_room(cm);
 }
 

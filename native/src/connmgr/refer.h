@@ -3,44 +3,43 @@
  * The structure: the ring of references in the journal (batch.h), records.h.
  * Written by:   the connmgr, past the committed tail; they become valid with the step they are made in.
  * Invariants:   no function here fails: the caller has made sure of room (refer_have_room).
- *               What a batch stands for is bounded (refer_load). What
+ *               What a batch stands for is bounded: CONNMGR_BATCH_BODIES bytes (refer_load), and the last message in
+ *               it, however large that is; CONNMGR_BATCH_MESSAGES messages. What
  *               clients say is in CONNMGR_REFS_AHEAD batches of the ring at most, and those of a step that
  *               was to be repeated (DECIDE_BATCHES). What no client frame brings is in batches of its own,
  *               CONNMGR_DUE_AHEAD at most: it is never counted when it is asked whether clients may be read.
- * After a crash: what was not committed is overwritten. What is due is found again in the records.
+ * After a crash: what was not committed is overwritten. What is due is found again in the records. Which batches
+ *               are large is not known: the last ones may be.
  *
  * So what waits for the router in front of a message is bounded in messages and in bytes, whatever the
  * others send: the batches of the ring, those in the queue, and the one that the router has.
+ *
+ * Large batches cost everybody less: each batch wakes the router, and the batch of orders that it makes wakes
+ * others and is a write. A batch may be large (CONNMGR_LARGE_MESSAGES, CONNMGR_LARGE_BODIES) if it is alone in the
+ * ring and fewer than CONNMGR_LARGE_MAX large ones may wait for the router: it keeps up. For each of these the ring
+ * has one batch less: so all together stand for no more than others would.
  */
 #ifndef MIDAIR_REFER_H
 #define MIDAIR_REFER_H
 
 #include "connmgr/connmgr.h"
 
-/* What a message counts for in its batch, beside its reference: one of a run for as much as the smallest
- * record would, and its bytes. So a batch stands for CONNMGR_BATCH_MESSAGES and CONNMGR_BATCH_BODIES at most,
- * and the last message in it, however large that is. */
+/* What the bytes of a message count for in its batch, beside its reference. */
 static inline uint32_t refer_load(uint32_t size) { return size / CONNMGR_LOAD_BYTES; }
 
 /* Room for the references of any one frame: a reading connmgr stops well before the ring is full, so
  * that this fails only while the router is away, or slower than the clients. */
-static inline int refer_have_room(const struct connmgr *cm) { return cm->port.refs.seq < cm->refs_end; }
+static inline int refer_have_room(const struct connmgr *cm) { return cm->port.refs.seq < cm->port.refs.end; }
 static inline void refer_settle_room(struct connmgr *cm)
 {
-    cm->refs_end = atomic_load_explicit(&cm->port.log->refs.sent, memory_order_relaxed) + CONNMGR_REFS_AHEAD + cm->due_count;
+    uint64_t sent = atomic_load_explicit(&cm->port.log->refs.sent, memory_order_relaxed);
+
+    cm->port.refs.end = sent + cm->due_count + CONNMGR_REFS_AHEAD - cm->large_count;
 }
 
-/* How many messages of that size may join the one that the reference of `bytes` is about: what is left in the
- * batch it will be in. */
-static inline uint32_t refer_most(const struct connmgr *cm, uint32_t bytes, uint32_t size)
-{
-    uint32_t used = cm->port.refs.bytes + cm->port.refs.load;
-
-    if (used + bytes > BATCH_BYTES)
-        used = BATCH_HEAD;
-    used += bytes + refer_load(size);
-    return used < BATCH_BYTES ? (BATCH_BYTES - used) / (CONNMGR_LOAD_EACH + refer_load(size)) : 0;
-}
+/* How many of `wanted` messages of that size may join the one that the reference of `bytes` is about: as many as the
+ * batch it will be in may stand for. */
+uint32_t refer_most(struct connmgr *cm, uint32_t bytes, uint32_t size, uint32_t wanted);
 
 /* A message; `more` bytes are left free behind the texts. */
 static inline struct ref_message *refer_message(struct connmgr *cm, const struct conn *c, uint64_t handle, uint32_t size,
@@ -67,15 +66,7 @@ static inline struct ref_message *refer_message(struct connmgr *cm, const struct
 
 /* `more` messages of `size` bytes each, refer_most() at most, join the last one referred to, whose handles
  * follow its own: it is a run. */
-static inline void refer_join(struct connmgr *cm, struct ref_message *r, uint32_t more, uint32_t size)
-{
-    struct ref_run *run = (struct ref_run *)r;
-
-    run->messages = (uint16_t)(more + 1);
-    run->flags |= REF_RUN;
-    run->size_all += more * size;
-    cm->port.refs.load += more * (CONNMGR_LOAD_EACH + refer_load(size));
-}
+void refer_join(struct connmgr *cm, struct ref_message *r, uint32_t more, uint32_t size);
 
 void refer_mode(struct connmgr *cm, const struct conn *c, uint64_t handle, uint32_t size, uint8_t flags,
                 const struct refer_texts *t, const struct ref_mode *mode, const char *topics);

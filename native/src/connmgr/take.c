@@ -69,27 +69,34 @@ static inline void fill_entry(const struct connmgr *cm, const struct conn *c, st
     e->received_ns = cm->now_ns;
 }
 
-/* The entries of `repeats` messages that repeat that of the frame at `at`, from entry `n` on; returns how many:
- * fewer if the chunk has no entry left. */
-static uint32_t take_repeats(struct connmgr *cm, const struct conn *c, const struct frame *f, uint32_t at, uint32_t n,
-                             uint32_t repeats)
+/* The entries of `repeats` messages that repeat that of the frame `f`, whose entry is before entry `n`; returns how
+ * many: fewer if the chunk has no entry left. */
+static uint32_t take_repeats(struct connmgr *cm, uint32_t chunk, const struct frame *f, uint32_t n, uint32_t repeats)
 {
     struct arena *a = cm->port.pool.arena;
-    uint32_t room = ARENA_CHUNK_MESSAGES - n, count = repeats < room ? repeats : room;
-    struct arena_entry *e = &arena_entries(a)[c->chunk * ARENA_CHUNK_MESSAGES + n];
+    uint32_t room = ARENA_CHUNK_MESSAGES - n, count = repeats < room ? repeats : room, bytes = (uint32_t)f->bytes;
+    struct arena_entry *e = &arena_entries(a)[chunk * ARENA_CHUNK_MESSAGES + n];
+    const struct arena_entry first = e[-1];
 
-    for (uint32_t i = 0; i < count; i++) {
-        (void)arena_begin(a, c->chunk, n + i);
-        at += (uint32_t)f->bytes;
-        fill_entry(cm, c, e + i, f, at);
+    for (uint32_t i = 0, at = bytes; i < count; i++, at += bytes) {
+        (void)arena_begin(a, chunk, n + i);
+        e[i] = first;
+        e[i].subject = first.subject + at;
+        e[i].body = first.body + at;
     }
     return count;
 }
 
+/* The router needs the reply subject only to tell a sender that nobody listens. */
+static inline int asks(const struct conn *c, const struct frame *f)
+{
+    return f->reply_len && c->options & CONN_NO_RESPONDERS;
+}
+
 /* Takes the message of the frame at `at`, and of the `repeats` that repeat it those that one reference may
  * stand for. Returns how many: 0 if the chunk has no entry left. */
-static inline uint32_t take_messages(struct connmgr *cm, struct conn *c, const uint8_t *p, uint32_t at,
-                                     const struct frame *f, uint32_t repeats)
+static inline __attribute__((always_inline)) uint32_t
+take_messages(struct connmgr *cm, struct conn *c, const uint8_t *p, uint32_t at, const struct frame *f, uint32_t repeats)
 {
     uint32_t n = cm->chunk_messages[c->chunk], count = 1;
 
@@ -101,7 +108,6 @@ static inline uint32_t take_messages(struct connmgr *cm, struct conn *c, const u
     fill_entry(cm, c, &arena_entries(a)[c->chunk * ARENA_CHUNK_MESSAGES + n], f, at);
     if (may_have_mode(p, f)) {
         cm->chunk_messages[c->chunk] = n + 1;
-        cm->stats.messages_in++;
         cm->stats.payload_in += f->total_len;
         refer_with_mode(cm, c, p, at, f, handle);
         return 1;
@@ -111,15 +117,14 @@ static inline uint32_t take_messages(struct connmgr *cm, struct conn *c, const u
     if (!joins)
         decide_ask(cm, c);
     if (repeats) {
-        uint32_t most = joins ? repeats : refer_most(cm, ref_bytes(f->subject_len), f->total_len);
+        uint32_t bytes = ref_bytes(f->subject_len + (asks(c, f) ? f->reply_len : 0u));
+        uint32_t most = joins ? repeats : refer_most(cm, bytes, f->total_len, repeats);
 
-        count += take_repeats(cm, c, f, at, n + 1, repeats < most ? repeats : most);
+        count += take_repeats(cm, c->chunk, f, n + 1, most);
     }
     cm->chunk_messages[c->chunk] = n + count;
-    cm->stats.messages_in += count;
     cm->stats.payload_in += (uint64_t)count * f->total_len;
-    /* The router needs the reply subject only to tell a sender that nobody listens. */
-    int ask = f->reply_len && c->options & CONN_NO_RESPONDERS;
+    int ask = asks(c, f);
     struct refer_texts texts = {p + f->subject, p + f->reply, f->subject_len, ask ? f->reply_len : 0};
     uint8_t flags = (uint8_t)((ask ? REF_REPLY | REF_NO_RESPONDERS : 0) | (c->options & CONN_NO_ECHO ? REF_NO_ECHO : 0));
 
@@ -209,8 +214,8 @@ static void unsubscribe(struct connmgr *cm, struct conn *c, const uint8_t *p, co
 
 /* A whole frame, and `repeats` that repeat it. Returns how many were consumed; 0 if it must wait (for Python, for the
  * router, or for an entry in another chunk). */
-static inline uint32_t take_frame(struct connmgr *cm, struct conn *c, const uint8_t *p, uint32_t at,
-                                  const struct frame *f, uint32_t repeats)
+static __attribute__((noinline)) uint32_t take_frame(struct connmgr *cm, struct conn *c, const uint8_t *p, uint32_t at,
+                                                     const struct frame *f, uint32_t repeats)
 {
     uint32_t count;
 
@@ -260,25 +265,37 @@ void take_refuse(struct connmgr *cm, struct conn *c, int error)
     conn_end(cm, c, CLOSE_PROTOCOL);
 }
 
+/* Most frames: a message by itself, about which its sender is told nothing. Nothing is put into the redo log for it,
+ * and it does not end the connection. */
+static inline int is_plain(const struct frame *f)
+{
+    return f->op == FRAME_MESSAGE && !(f->flags & FRAME_BAD_SUBJECT) && !f->repeats;
+}
+
 uint32_t take_frames(struct connmgr *cm, struct conn *c, const struct frame *f, uint32_t count, enum take_end *ret_end)
 {
-    uint32_t at = c->at;
-    const uint8_t *p = arena_data(cm->port.pool.arena, c->chunk) + at;
+    uint32_t at = c->at, told = c->options & CONN_VERBOSE;
+    const uint8_t *data = arena_data(cm->port.pool.arena, c->chunk);
 
+    *ret_end = TAKE_ROOM;
     for (const struct frame *end = f + count; f < end; f++) {
         uint32_t left = f->repeats + 1u, taken, bytes = (uint32_t)f->bytes;
 
+        if (__builtin_expect(is_plain(f) && !told, 1)) {
+            if (!refer_have_room(cm) || !take_messages(cm, c, data + at, at, f, 0))
+                return at - c->at;
+            at += bytes;
+            continue;
+        }
         do {
-            *ret_end = TAKE_ROOM;
             if (!refer_have_room(cm) || cm->port.redo.count >= REDO_PAIRS_SOFT)
                 return at - c->at;
-            taken = take_frame(cm, c, p, at, f, left - 1);
+            taken = take_frame(cm, c, data + at, at, f, left - 1);
             if (!taken) {
                 if (c->unread & (UNREAD_DECISION | UNREAD_ANSWER))
                     *ret_end = TAKE_STOP;
                 return at - c->at;
             }
-            p += taken * bytes;
             at += taken * bytes;
         } while (left -= taken);
         if (c->reason || c->unread & UNREAD_ANSWER) { /* it ends, or the next confirmation comes after the answer */

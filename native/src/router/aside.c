@@ -41,12 +41,6 @@ int aside_open(struct router *rt)
     return 0;
 }
 
-void aside_begin(struct router *rt, uint32_t from)
-{
-    rt->work_charged = rt->work;
-    rt->work_dear = rt->asides[from].watch ? 0 : rt->work + ASIDE_DEAR;
-}
-
 /* From the next reference on each is looked at. */
 static void set_watch(struct router *rt, uint32_t from)
 {
@@ -151,6 +145,8 @@ int aside_must(struct router *rt, uint32_t from, const struct ref *r)
     }
     if (any_time(r))
         return 0;
+    if (rt->place->touched && r->type == REF_MESSAGE && !(r->flags & REF_MODE)) /* by release 0.1 (R7) */
+        return 1;
     return c->first || (a->open && r->type == REF_MESSAGE && r->flags & REF_MODE && modes_goes_on((const struct ref_message *)r)) ||
            (c->window == window && c->used > ASIDE_ALLOWANCE);
 }
@@ -251,7 +247,7 @@ static int handle(struct router *rt, uint32_t from, const struct aside *a, const
     uint64_t hash = index_hash(m->text, m->subject_len);
 
     if (!(r->flags & REF_MODE))
-        return route_message(rt, from, m, hash);
+        return route_any(rt, from, m, hash);
     return a->open && a->open != rt->aside_now && modes_goes_on(m) ? ROUTED_NO_ROOM : modes_message(rt, from, m, hash);
 }
 

@@ -29,8 +29,13 @@
 #define ASIDE_WAIT 4u               /* references of a connection here before it is not read any more */
 
 int aside_open(struct router *rt); /* 0, or -ENOMEM */
-/* Before a batch of port `from`: what was done until now is nobody's. */
-void aside_begin(struct router *rt, uint32_t from);
+/* Before a batch of port `from`: what was done until now is nobody's. Care is taken from its first reference on while
+ * something was set aside, some port stands still, or the list of that reference was ordered in part. */
+static inline void aside_begin(struct router *rt, uint32_t from)
+{
+    rt->work_charged = rt->work;
+    rt->work_dear = rt->asides[from].watch || rt->still || rt->seg->in[from].touched ? 0 : rt->work + ASIDE_DEAR;
+}
 void aside_start(struct router *rt);
 /* Whether it has to be set aside because of its connection. Asked while work > work_dear. */
 int aside_must(struct router *rt, uint32_t from, const struct ref *r);

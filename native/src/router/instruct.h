@@ -99,7 +99,17 @@ enum instruct_when { INSTRUCT_ROUTED = BATCH_CLOSED, INSTRUCT_LOOKED = BATCH_FIL
 /* Batches sent, or a negative errno. Nothing uncommitted may be pending, but for INSTRUCT_ROUTED. */
 static inline int instruct_send(struct router *rt, uint32_t port, enum instruct_when when)
 {
-    return batch_out_send(&rt->out[port], (enum batch_flush)when, rt->now_ns);
+    struct batch_out *o = &rt->out[port];
+
+    if (when == INSTRUCT_ROUTED && !o->blocked && !batch_unsent(o->ring))
+        return 0;
+    int sent = batch_out_send(o, (enum batch_flush)when, rt->now_ns);
+
+    if (sent > 0)
+        o->end += (uint32_t)sent; /* as router_settle_room() */
+    if (__builtin_expect(o->blocked, 0))
+        rt->still_watch |= 1u << port;
+    return sent;
 }
 
 #endif

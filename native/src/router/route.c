@@ -380,7 +380,7 @@ static int route_many(struct router *rt, uint32_t from, const struct ref_message
     const uint32_t *subs = m->subs;
     uint32_t count = m->count, mask = 0;
 
-    if (rt->place->touched || batches_for(m->count + m->group_count) > BATCH_RING / 2)
+    if (batches_for(m->count + m->group_count) > BATCH_RING / 2)
         return route_huge(rt, from, r, m, handle, hash);
     if (m->count + m->group_count > LIST_MAX && other_open(rt, from)) /* it may go on in a next batch (P3) */
         return put_off(rt);
@@ -394,7 +394,7 @@ static int route_many(struct router *rt, uint32_t from, const struct ref_message
     if (full && any_on(subs, count, full))
         return 0;
     rt->work += (m->count + m->group_count * 8ULL) / WORK_RECIPIENTS;
-    uint32_t picked = pick_members(rt, m, r, full);
+    uint32_t picked = m->group_count ? pick_members(rt, m, r, full) : 0;
 
     if (picked == PICKS_WAIT)
         return 0;
@@ -427,12 +427,11 @@ static int route_many(struct router *rt, uint32_t from, const struct ref_message
 }
 
 /* How many of the `left` messages of a run can go together. */
-static uint32_t together(const struct router *rt, uint32_t from, const struct ref_message *r, const struct index_match *m)
+static uint32_t together(const struct router *rt, const struct ref_message *r, const struct index_match *m)
 {
     uint32_t count = ref_messages(r), left = count - rt->routed;
 
-    (void)from;
-    if (left == 1 || m->group_count || rt->place->touched)
+    if (left == 1 || m->group_count)
         return 1;
     if (m->count == 0)
         return left;
@@ -448,8 +447,6 @@ static uint32_t together(const struct router *rt, uint32_t from, const struct re
 static inline int route_some(struct router *rt, uint32_t from, const struct ref_message *r, const struct index_match *m,
                       uint64_t handle, uint32_t messages, uint64_t hash)
 {
-    if (rt->place->touched) /* a list that was ordered in part is closed, even if its last recipient has gone */
-        return route_huge(rt, from, r, m, handle, hash);
     if (m->count == 0 && m->group_count == 0)
         return nobody(rt, from, r, handle, messages);
     if (m->count != 1 || m->group_count || (r->flags & REF_NO_ECHO && m->conns[0] == r->conn))
@@ -473,21 +470,28 @@ static int goes_on(const struct router *rt, uint32_t from)
     return rt->aside_now && rt->lists[from].made && rt->asides[from].open == rt->aside_now;
 }
 
-static __attribute__((noinline)) int route_run(struct router *rt, uint32_t from, const struct ref_message *r, uint64_t hash)
+/* Those messages of the reference that can go together, or more of one whose list is ordered in pieces. */
+static int route_part(struct router *rt, uint32_t from, const struct ref_message *r, uint64_t hash, uint32_t *ret_messages)
 {
-    for (uint32_t count = ref_messages(r); rt->routed < count;) {
-        uint64_t work = rt->work, handle = r->handle + rt->routed;
-        uint32_t messages = 1;
-        int done;
+    uint64_t handle = r->handle + rt->routed;
 
-        if (__builtin_expect(goes_on(rt, from), 0)) {
-            done = route_huge(rt, from, r, NULL, handle, hash);
-        } else {
-            const struct index_match *m = index_match(rt->index, r->text, r->subject_len, hash);
+    *ret_messages = 1;
+    if (__builtin_expect(goes_on(rt, from), 0))
+        return route_huge(rt, from, r, NULL, handle, hash);
+    const struct index_match *m = index_match(rt->index, r->text, r->subject_len, hash);
 
-            messages = together(rt, from, r, m);
-            done = route_some(rt, from, r, m, handle, messages, hash);
-        }
+    if (__builtin_expect(rt->place->touched != 0, 0)) /* it is closed, even if its last recipient has gone */
+        return route_huge(rt, from, r, m, handle, hash);
+    *ret_messages = together(rt, r, m);
+    return route_some(rt, from, r, m, handle, *ret_messages, hash);
+}
+
+int route_any(struct router *rt, uint32_t from, const struct ref_message *r, uint64_t hash)
+{
+    for (uint32_t count = ref_messages(r), messages; rt->routed < count;) {
+        uint64_t work = rt->work;
+        int done = route_part(rt, from, r, hash, &messages);
+
         if (done != ROUTED)
             return done;
         rt->routed += messages;
@@ -501,14 +505,10 @@ static __attribute__((noinline)) int route_run(struct router *rt, uint32_t from,
             return ROUTED_LATER;
     }
     rt->routed = 0;
-    return 1;
+    return ROUTED;
 }
 
 int route_message(struct router *rt, uint32_t from, const struct ref_message *r, uint64_t hash)
 {
-    if (r->flags & REF_RUN)
-        return route_run(rt, from, r, hash);
-    if (__builtin_expect(goes_on(rt, from), 0))
-        return route_huge(rt, from, r, NULL, r->handle, hash);
     return route_some(rt, from, r, index_match(rt->index, r->text, r->subject_len, hash), r->handle, 1, hash);
 }

@@ -77,6 +77,7 @@ int router_start(struct router *rt)
 
         routing_begin_lane(rt->seg, i, rt->conf.lives[i]);
         batch_out_open(&rt->out[i], ring, rt->out[i].queue, 255);
+        router_settle_room(rt, i);
         if (rt->out[i].bytes > BATCH_HEAD)
             rt->out[i].load = BATCH_BYTES; /* not known: nothing is added to it */
         rt->stats.found_batches += (uint64_t)batch_in_pending(&routing_lane(rt->seg, i)->inbox, rt->seg->in[i].done) +
@@ -130,7 +131,7 @@ static int scan(struct router *rt, const struct batch *b, uint32_t at)
     return (int)count;
 }
 
-/* A message of a mode, or a client with a name: a step of its own (R6). As route_message(). */
+/* A message of a mode, or a client with a name: a step of its own (R6). As route_any(). */
 static __attribute__((noinline)) int handle_alone(struct router *rt, uint32_t from, const struct ref *r, uint64_t hash)
 {
     uint64_t at = router_at(rt, from, r);
@@ -156,15 +157,60 @@ static __attribute__((noinline)) int not_routed(struct router *rt, uint32_t from
     return done == ROUTED_LATER ? ROUTED_LATER : ROUTED_NO_ROOM;
 }
 
+/* A step holds changes, or messages (R3): with this reference another one begins. */
+static __attribute__((noinline)) void set_changing(struct router *rt, uint32_t from, const struct ref *r, uint32_t changes)
+{
+    if (changes != rt->changing && rt->stepping)
+        router_commit_at(rt, from, router_at(rt, from, r));
+    rt->changing = changes;
+}
+
+static __attribute__((noinline)) int handle_other(struct router *rt, uint32_t from, const struct ref *r)
+{
+    set_changing(rt, from, r, r->type != REF_PING && r->type != REF_HOLD);
+    return clients_handle(rt, from, r);
+}
+
+/* A reference of the batch in the inbox: enum routed. */
+static inline int handle(struct router *rt, uint32_t from, const struct ref *r, uint64_t hash)
+{
+    if (__builtin_expect(r->flags & REF_ALONE, 0))
+        return handle_alone(rt, from, r, hash);
+    if (r->type != REF_MESSAGE)
+        return handle_other(rt, from, r);
+    if (rt->changing)
+        set_changing(rt, from, r, 0);
+    const struct ref_message *m = (const struct ref_message *)r;
+
+    return r->flags & REF_RUN ? route_any(rt, from, m, hash) : route_message(rt, from, m, hash);
+}
+
 /* Before reference `i` of the batch: those before it were dear, or something was set aside. ROUTED: it may be
  * routed now. */
-static __attribute__((noinline)) int take_care(struct router *rt, uint32_t from, const struct batch *b, int i)
+static int take_care(struct router *rt, uint32_t from, const struct batch *b, int i)
 {
     if (i)
         aside_charge(rt, from, batch_ref(b, rt->offsets[i - 1])->conn);
     if (i && rt->work > rt->work_until)
         return ROUTED_LATER;
     return aside_must(rt, from, batch_ref(b, rt->offsets[i])) ? ROUTED_ASIDE : ROUTED;
+}
+
+/* handle() of reference `i` while care is taken (aside_begin). */
+static __attribute__((noinline)) int handle_with_care(struct router *rt, uint32_t from, const struct batch *b, int i)
+{
+    const struct ref *r = batch_ref(b, rt->offsets[i]);
+    uint64_t tails[PORTS_MAX];
+    int done = take_care(rt, from, b, i);
+
+    if (done != ROUTED)
+        return done;
+    if (rt->still)
+        still_before(rt, tails);
+    done = handle(rt, from, r, rt->hashes[i]);
+    if (rt->still && r->type == REF_MESSAGE)
+        still_after(rt, from, r->conn, tails);
+    return done;
 }
 
 /* Processes the batch in the inbox of port `from`: enum routed. */
@@ -181,7 +227,7 @@ static int process(struct router *rt, uint32_t from)
     for (int i = 0; i < count; i++) {
         const struct ref *r = batch_ref(b, rt->offsets[i]);
         const struct ref_message *m = (const struct ref_message *)r;
-        uint32_t message = r->type == REF_MESSAGE, changes = !message && r->type != REF_PING && r->type != REF_HOLD;
+        int done;
 
         if (rt->redo.count > ROUTER_REDO_SOFT)
             router_commit_at(rt, from, rt->offsets[i]);
@@ -189,31 +235,17 @@ static int process(struct router *rt, uint32_t from)
             index_prefetch(rt->index, rt->hashes[i + (int)PREFETCH_LINE]);
         if (i + (int)PREFETCH_NODE < count)
             index_prefetch_node(rt->index, rt->hashes[i + (int)PREFETCH_NODE]);
-        uint64_t tails[PORTS_MAX];
-        int done;
-
-        if (__builtin_expect(rt->still != 0, 0))
-            still_before(rt, tails);
-        if (__builtin_expect(rt->work > rt->work_dear, 0) && (done = take_care(rt, from, b, i)) != ROUTED) {
-            ;
-        } else if (__builtin_expect(r->flags & REF_ALONE, 0)) {
-            done = handle_alone(rt, from, r, rt->hashes[i]);
-        } else {
-            if (changes != rt->changing && rt->stepping)
-                router_commit_at(rt, from, rt->offsets[i]); /* R3 */
-            rt->changing = changes;
-            done = message ? route_message(rt, from, m, rt->hashes[i]) : clients_handle(rt, from, r);
-        }
-        if (__builtin_expect(message && rt->still, 0))
-            still_after(rt, from, r->conn, tails);
-
+        if (__builtin_expect(rt->work > rt->work_dear, 0))
+            done = handle_with_care(rt, from, b, i);
+        else
+            done = handle(rt, from, r, rt->hashes[i]);
         if (__builtin_expect(done != ROUTED, 0)) {
             done = not_routed(rt, from, r, done);
             if (done == ROUTED_ASIDE)
                 continue;
             return done;
         }
-        if (message) {
+        if (r->type == REF_MESSAGE) {
             rt->stats.messages += ref_messages(m);
             rt->bytes += m->size;
         }
@@ -325,7 +357,8 @@ static int look(struct router *rt)
     if (next_ns && next_ns <= rt->now_ns)
         modes_expire(rt);
     rt->holding = 0;
-    still_look(rt);
+    if (__builtin_expect(rt->still_watch != 0, 0))
+        still_look(rt);
     for (uint32_t m = 0; m < rt->conf.ports; m++) {
         rt->stuck[m] = 0;
         int got = visit(rt, m);
@@ -414,8 +447,7 @@ int router_turn(struct router *rt, int timeout_ms)
         if (more < 0)
             return more;
         rt->stats.turns++;
-        rt->stats.work += rt->work - rt->work_shown;
-        rt->work_shown = rt->work;
+        rt->stats.work = rt->work;
         rt->now_ns = clock_ns();
         int left = rt->now_ns >= until ? 0 : (int)((until - rt->now_ns + 999999) / 1000000);
         if (left == 0)

@@ -118,6 +118,7 @@ struct router {
     int holding;                     /* somebody does */
     /* Ports that take no orders, see still.c. */
     uint32_t still;                  /* those that stand still, as bits */
+    uint32_t still_watch;            /* those that are looked at: their queue is full, or somebody was told to wait, as bits */
     uint64_t still_sent[PORTS_MAX];  /* batches that each had taken when it was last looked at, */
     uint64_t still_ns[PORTS_MAX];    /* and since when its queue is full and it has taken none; 0: it is not so */
     uint32_t still_told[PORTS_MAX];  /* by port: ports with clients that may have been told to wait for it, as bits */
@@ -135,8 +136,7 @@ struct router {
     const char *place_base;   /* what `at` is counted from */
     uint32_t aside_now;       /* entry at hand; 0: the reference is in the inbox */
     uint64_t work, work_until; /* done so far; where the visit ends */
-    uint64_t work_shown;       /* of it: in stats */
-    uint64_t work_dear;        /* above it care is taken (aside.h): a charge is due, or `watch` is set, then 0 */
+    uint64_t work_dear;        /* above it care is taken: a charge is due, or it is 0 (aside_begin) */
     uint64_t work_charged;     /* work up to here was charged, or was too little to be */
     struct aside asides[PORTS_MAX];
     struct aside_conn *aside_conns;
@@ -175,7 +175,9 @@ API const struct router_stats *router_get_stats(const struct router *rt);
 void router_commit(struct router *rt);
 /* The same, and the next reference of port `from` is the one at `at` in its batch (or its entry is done). */
 void router_commit_at(struct router *rt, uint32_t from, uint64_t at);
-/* All of a reference: enum routed. Of a run rt->routed says which is the message at hand. */
+/* A message, or a run: enum routed. Of a run rt->routed says which is the message at hand. */
+int route_any(struct router *rt, uint32_t from, const struct ref_message *r, uint64_t hash);
+/* The same of a message in the inbox that is no run, and whose list is not ordered in pieces. */
 int route_message(struct router *rt, uint32_t from, const struct ref_message *r, uint64_t hash);
 /* The list of the message of port `from` that is ordered in pieces, which is the entry at hand. */
 void route_list_begin(struct router *rt, uint32_t from);
@@ -211,7 +213,16 @@ static inline uint64_t router_at(const struct router *rt, uint32_t from, const v
 /* Whether more than so many batches are free in the ring of a port, beside what is kept. */
 static inline int router_room(const struct router *rt, uint32_t port, uint32_t batches)
 {
-    return batch_out_room(&rt->out[port]) > batches + (rt->still >> port & 1 ? 0 : ROUTER_STILL_KEPT);
+    return rt->out[port].seq + batches < rt->out[port].end;
+}
+/* From what has left and what is kept: at start, and when a port stands still or no more does. */
+static inline void router_settle_room(struct router *rt, uint32_t port)
+{
+    struct batch_out *o = &rt->out[port];
+
+    uint32_t kept = rt->still >> port & 1 ? 0 : ROUTER_STILL_KEPT;
+
+    o->end = atomic_load_explicit(&o->ring->sent, memory_order_relaxed) + BATCH_RING - kept;
 }
 /* Ports in whose rings that is not so, as bits. */
 static inline uint32_t router_full(const struct router *rt, uint32_t batches)
@@ -224,7 +235,7 @@ static inline uint32_t router_full(const struct router *rt, uint32_t batches)
 }
 
 void still_start(struct router *rt);
-void still_look(struct router *rt); /* which ports stand still now; who waited for one that does not goes on */
+void still_look(struct router *rt); /* which of `still_watch` stand still now; who waited for one that does not goes on */
 int still_waiting(const struct router *rt); /* something waits for a port that may stand still soon */
 /* Around the routing of a reference while some port stands still: its sender has to wait if a ring of such a
  * port got something. */

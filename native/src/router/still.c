@@ -11,6 +11,9 @@
  * What such a connection had on its way is bounded (refer.h), and what is kept is enough for it. If it is not
  * (many recipients of each message, many sources) the source waits as a whole, as before.
  *
+ * Ports are looked at while their queue is full or somebody was told to wait for them (`still_watch`); while one
+ * stands still every reference is handled with care (aside_begin).
+ *
  * The structure: private to the router, derived. The two orders are appended like others and become valid with
  *               the step they are made in.
  * After a crash: a connmgr that starts holds nobody; who publishes on is told again. A router that starts does
@@ -26,6 +29,7 @@ void still_start(struct router *rt)
 
     for (uint32_t i = 0; i < rt->conf.ports; i++)
         rt->still_told[i] = all & ~(1u << i);
+    rt->still_watch = all;
 }
 
 /* Those who were told to wait for this port need not any more. Half of its ring is free: they do not stop and
@@ -44,7 +48,8 @@ static void go_on(struct router *rt, uint32_t port)
 
 void still_look(struct router *rt)
 {
-    for (uint32_t i = 0; i < rt->conf.ports; i++) {
+    for (uint32_t left = rt->still_watch; left; left &= left - 1) {
+        uint32_t i = (uint32_t)__builtin_ctz(left);
         const struct batch_out *o = &rt->out[i];
         uint64_t sent = atomic_load_explicit(&o->ring->sent, memory_order_relaxed);
 
@@ -57,8 +62,11 @@ void still_look(struct router *rt)
         } else if (rt->now_ns - rt->still_ns[i] >= ROUTER_STILL_NS) {
             rt->still |= 1u << i;
         }
-        if (__builtin_expect(rt->still_told[i] && !(rt->still >> i & 1) && batch_out_room(o) >= BATCH_RING / 2, 0))
+        router_settle_room(rt, i);
+        if (rt->still_told[i] && !(rt->still >> i & 1) && batch_out_room(o) >= BATCH_RING / 2)
             go_on(rt, i);
+        if (!o->blocked && !rt->still_told[i])
+            rt->still_watch &= ~(1u << i);
     }
     if (rt->stepping)
         router_commit(rt);
@@ -69,7 +77,7 @@ int still_waiting(const struct router *rt)
     uint32_t soon = 0, stuck = 0;
 
     for (uint32_t i = 0; i < rt->conf.ports; i++) {
-        soon |= (uint32_t)(rt->still_ns[i] && !(rt->still >> i & 1));
+        soon |= (uint32_t)(rt->out[i].blocked && !(rt->still >> i & 1));
         stuck |= (uint32_t)rt->stuck[i];
     }
     return soon && stuck;

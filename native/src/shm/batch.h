@@ -62,22 +62,25 @@ API struct batch_ring {           /* shared, see above */
     struct batch slots[BATCH_RING];
 };
 
-API struct batch_out {            /* private to the sender */
+API struct batch_out {            /* private to the sender; what an append reads is in one cache line */
     struct batch_ring *ring;
-    mqd_t queue;
     uint64_t seq;             /* of the batch being filled, with uncommitted appends */
+    uint64_t end;             /* its owner's: no batch at or past this is begun for what can wait
+                               * (refer_have_room, router_room) */
     uint32_t bytes;
     uint32_t load;            /* what the messages in it count for beside the bytes of their records: the
                                * router's for the output they make (batch_run_load), a connmgr's for the
                                * router's work and the arena (refer_load) */
-    uint8_t from;
-    int blocked;              /* the queue was full at the last try */
-    uint32_t passes;          /* batch_rounds() since the last batch was closed */
-    int more;                 /* not 0: there is more to read, see batch_rounds() */
-    int said_more;            /* what the last batch said about it */
     uint64_t trace_tag;       /* goes into every batch that is closed */
     uint64_t marked;          /* the router's: whose mark the batch being filled has (trace_marks.c) */
+    mqd_t queue;
+    uint32_t passes;          /* batch_rounds() since the last batch was closed */
+    uint8_t from;
+    uint8_t blocked;          /* the queue was full at the last try */
+    uint8_t more;             /* not 0: there is more to read, see batch_rounds() */
+    uint8_t said_more;        /* what the last batch said about it */
 };
+_Static_assert(sizeof(struct batch_out) == 64, "one cache line");
 
 /* How far the sender has come: passes over its readable connections that it finished since its last
  * batch, each connection giving one quantum in each; whether there was more to read; and whether its

@@ -124,21 +124,22 @@ API int port_receive(struct port *p);
 /* Processes the batch in the inbox. 0, or a negative errno. */
 API int port_process(struct port *p, const struct port_owner *with, void *owner);
 
-/* The order about its messages is carried out, and no further one about them comes to this port. */
-static inline void port_note(struct port *p, const struct order *o)
+/* The order about these `count` messages is carried out, and no further one about them comes to this port. */
+static inline void port_note_some(struct port *p, const struct order *o, uint32_t count)
 {
     struct let_go *l = &p->let_go[p->let_go_count];
     uint64_t limit = ledger_limit(o->limit), handle = order_handle(o);
 
     if (p->let_go_count && l[-1].handle + l[-1].count == handle && l[-1].limit == limit) {
-        l[-1].count += order_messages(o);
+        l[-1].count += count;
         return;
     }
     p->let_go_count++;
     l->handle = handle;
     l->limit = limit;
-    l->count = order_messages(o);
+    l->count = count;
 }
+static inline void port_note(struct port *p, const struct order *o) { port_note_some(p, o, order_messages(o)); }
 /* The recipients so far have the message of this order: more are to come (P3), or it is done with. */
 static inline void port_set_open(struct port *p, uint32_t source, uint64_t handle)
 {

@@ -94,7 +94,7 @@ struct mode_own {
 /* ---- for router.c, clients.c ---- */
 int modes_open(struct router *rt);
 void modes_start(struct router *rt);
-/* A message with REF_MODE, as route_message(). */
+/* A message with REF_MODE, as route_any(). */
 int modes_message(struct router *rt, uint32_t from, const struct ref_message *r, uint64_t hash);
 /* REF_READY of a client that has a name. 1: done, also when it was refused; 0: no room. */
 void modes_name_kept(struct router *rt, const struct ref_name_kept *r);
@@ -172,7 +172,7 @@ struct kind {
 int modes_take_kind(const char *subject, uint32_t len, struct kind *ret_kind);
 int modes_is_of_kind(const struct router *rt, uint32_t conn, const struct kind *kind);
 /* ---- whom to ask (modes_route.c) ---- */
-/* To nobody, and the sender is told why. As route_message(). */
+/* To nobody, and the sender is told why. As route_any(). */
 int modes_refuse(struct router *rt, uint32_t from, const struct ref_message *r, enum mode_status status);
 struct order *modes_order_leg(struct router *rt, const struct ref_message *r, uint32_t leg, uint64_t deadline_ns);
 int modes_less_loaded(const struct router *rt, uint32_t a, uint32_t b);
@@ -190,7 +190,7 @@ static inline int modes_goes_on(const struct ref_message *r)
 
     return m->mode == MODE_FANOUT || m->place == PLACE_KIND || m->topics_len;
 }
-/* ---- modes_spread.c: as route_message() ---- */
+/* ---- modes_spread.c: as route_any() ---- */
 int modes_spread_topics(struct router *rt, uint32_t from, const struct ref_message *r);
 int modes_spread_kind(struct router *rt, uint32_t from, const struct ref_message *r);
 /* The subscriptions, one of each client of the kind that the message is to, into modes.list; how many. */

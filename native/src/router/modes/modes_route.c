@@ -287,7 +287,7 @@ static int broadcast(struct router *rt, uint32_t from, const struct ref_message 
     case PLACE_KIND:
         return modes_spread_kind(rt, from, r);
     default:
-        return route_message(rt, from, r, hash);
+        return route_any(rt, from, r, hash);
     }
 }
 
