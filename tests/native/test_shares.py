@@ -97,3 +97,28 @@ def test_nobody_can_tell_which_sids_share_a_bucket() -> None:
             assert seen[-1] != [rig.connmgr.bucket(1, sid) for sid in sids]
             assert len(set(seen[-1])) > len(sids) // 2
     assert seen[0] != seen[1] != seen[2] != seen[0]
+
+
+# ---- text of subscriptions, in the router ----
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["same router", "successor"])
+def test_a_client_has_its_share_of_the_text_and_no_more(again: bool) -> None:
+    """A quarter of 65,536 cells of 124 bytes; the first 72 bytes of a subject take none."""
+    conf = CONFIG.with_("router", subjects=2**15)
+    most, each = 65536 // 4, 30
+    subject = b"%0*d"
+    with Rig(config=conf) as rig:
+        client, count = rig.open(), most // each
+        for at in range(0, count, 10):
+            lines = range(at, min(at + 10, count))
+            told = say(
+                rig, client, *(b"SUB %s %d" % (subject % (72 + 124 * each, n), n) for n in lines)
+            )
+            assert told == PONG
+        if again:
+            rig.router = rig.successor()
+            rig.router.start()
+        assert say(rig, client, b"UNSUB 0", b"SUB %s 0" % (subject % (72 + 124 * each, 0))) == PONG
+        assert say(rig, rig.open(), b"SUB %s 1" % (b"v" * 1000)) == PONG
+        assert say(rig, client, b"SUB %s last" % (subject % (72 + 124 * each, count))) == REFUSED
