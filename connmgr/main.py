@@ -249,7 +249,8 @@ class Connmgr(role.Role):
             self.tell_subs_after = time.monotonic() + TELL_SUBSCRIPTIONS_S
             self.log.warning(
                 "client %d closed: too many subscriptions (limits.max_subscriptions), or no room "
-                "for one more (connmgr.subscriptions, router.subjects)",
+                "for one more (connmgr.subscriptions, router.subjects), or its share of the "
+                "router's wildcards or long subjects is used up",
                 event.uid,
             )
         self.log.debug("client %d closed: %s", event.uid, native.REASONS[event.code])

@@ -235,6 +235,10 @@ class Connmgr:
         """Clients served now."""
         return int(lib.connmgr_conn_count(self._cm))
 
+    def bucket(self, slot: int, sid: bytes) -> int:
+        """Where a subscription of this connection is looked for. Only tests ask."""
+        return int(lib.connmgr_sub_bucket(self._cm, slot, sid, len(sid)))
+
     def stats(self) -> dict[str, Any]:
         """Counters, by name; `closed` by reason, `refused` by error."""
         it = lib.connmgr_get_stats(self._cm)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from typing import Any
@@ -86,6 +88,33 @@ def test_the_last_quarter_is_for_clients_with_few(make_midair: Make, connmgrs: i
         )
         assert sorted(said(instance, "subscriptions")) == [(who, False) for who in sorted(parts)]
     assert instance.stderr().count("subscriptions: nearly full") == connmgrs
+
+
+@pytest.mark.parametrize("connmgrs", [1, 2])
+def test_what_long_sids_take_is_known_after_a_crash(make_midair: Make, connmgrs: int) -> None:
+    """A client has as much of what is kept for those with few as before its connmgr was killed."""
+    instance = make_midair(SMALL, connmgrs=connmgrs)
+    few = config.parse(SMALL).subscriptions_few
+    with ExitStack() as stack:
+
+        def client() -> Stream:
+            return stack.enter_context(closing(Stream(instance.host, instance.port)))
+
+        for _ in range(3 * connmgrs):
+            greedy = client()
+            greedy.send(subs(0, TABLE // 4))
+            assert greedy.sync() == []
+        modest = [client() for _ in range(connmgrs)]
+        for other in modest:
+            other.send(b"SUB s %s\r\n" % (b"x" * (64 + 96 * (few - 2))))  # a slot less than few
+            assert other.sync() == []
+        for n in range(connmgrs):
+            os.kill(instance.pid(f"connmgr/{n}"), signal.SIGKILL)
+        for other in modest:
+            other.send(subs(0, 1))
+            assert other.sync() == []
+            other.send(subs(1, 1) + b"PING\r\n")
+            assert other.to_end() == REFUSED
 
 
 def test_without_a_limit_one_client_may_have_all(make_midair: Make) -> None:

@@ -79,7 +79,7 @@ def test_ordinary_patterns_are_never_refused() -> None:
         for pattern in forms(8):
             ix.add(sub_id(0, next(slots)), 1, pattern)
             ix.add(sub_id(0, next(slots)), 1, pattern + b".>")
-        for n in range(40_000):
+        for n in range(10_000):
             pattern = b"site.%d.floor.2.room.3.device.*.sensor.%d.*.value" % (n, n)
             ix.add(sub_id(0, next(slots)), 1, pattern)
         assert ix.stats().forms == 4  # the tokens behind the eighth, of one form
@@ -87,6 +87,34 @@ def test_ordinary_patterns_are_never_refused() -> None:
         found = ix.match(b"site.7.floor.2.room.3.device.x.sensor.7.y.value")
         assert len(found.subs) == 1 + 1  # and `*.*.*.*.*.*.*.*.>`
         assert ix.stats().steps - before < 30
+
+
+def test_a_connection_has_its_share_of_trie_nodes_and_no_more() -> None:
+    """Patterns of very many tokens leave room for those of others, also when one is kept by a
+    second subscription to it."""
+    with SubjectIndex(1, 2**12, 2**12, conns=4) as ix:
+        most = (2 * 2**12 + 1) // lib.INDEX_TRIES_PART + 1
+        tokens = b"a." * 500
+        for n in range(3):
+            ix.add(sub_id(0, n), 1, b"x%d.%s*" % (n, tokens))
+            ix.add(sub_id(0, 100 + n), 1, b"x%d.%s*" % (n, tokens))
+            ix.remove(sub_id(0, n))
+        ix.add(sub_id(0, 3), 1, b"x3.%s*" % tokens)
+        for n in range(4, 10):
+            with pytest.raises(OSError, match=r"\[Errno 28\]"):
+                ix.add(sub_id(0, n), 1, b"x%d.%s*" % (n, tokens))
+        assert ix.stats().trie_nodes == 4 * 502 <= most
+        ix.add(sub_id(0, 50), 2, b"foo.*")
+        ix.add(sub_id(0, 51), 2, b"x0.%s*" % tokens)
+        for slot in (3, 100, 101, 102):
+            ix.remove(sub_id(0, slot))
+        assert ix.stats().trie_nodes == 502 + 2  # 2 keeps them: they are not the next one's
+        for n in range(4):
+            ix.add(sub_id(0, n), 1, b"y%d.%s*" % (n, tokens))
+        for slot in (0, 1, 2, 3, 50, 51):
+            ix.remove(sub_id(0, slot))
+        assert ix.stats().trie_nodes == 0
+        ix.add(sub_id(0, 0), 2, b"z.%s*" % (b"a." * (most - 2)))
 
 
 def test_what_a_table_holds_is_added_again() -> None:

@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <sys/epoll.h>
+#include <sys/random.h>
 #include <time.h>
 
 #define TAG_ORDERS 1u
@@ -31,6 +32,8 @@ int connmgr_open(const struct connmgr_conf *conf, struct journal *journal, struc
 
     if (!cm || port_open(&cm->port, &journal->port, refs_queue, orders_queue) != 0)
         return -ENOMEM;
+    if (getrandom(cm->sub_key, sizeof(cm->sub_key), 0) != (ssize_t)sizeof(cm->sub_key))
+        return -EIO;
     while (hash < journal->subs)
         hash *= 2;
     cm->conf = *conf;

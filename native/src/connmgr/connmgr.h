@@ -124,7 +124,7 @@ API struct connmgr_conf {
     uint32_t index, ports; /* its own number as a port, and how many there are */
     uint32_t max_payload, max_control_line;
     uint32_t max_subscriptions; /* per connection; 0: none */
-    uint32_t few_subscriptions; /* who has that many gets none of the last SUBTABLE_KEPT part of the table;
+    uint32_t few_subscriptions; /* who would have more slots of the table gets none of its last SUBTABLE_KEPT part;
                                  * 0: everybody does */
     uint64_t max_pending;       /* bytes */
     uint64_t write_deadline_ns, ping_interval_ns;
@@ -205,6 +205,7 @@ struct conn {
     uint64_t messages_out, messages_in, payload_out, payload_in; /* for show.h */
     /* lists and times */
     uint32_t sub_first, subs;
+    uint32_t sub_slots;   /* of the table, that those take: with the cells of long sids */
     uint32_t next_dirty, next_flush, next_stalled, prev_stalled, next_asked, next_ending, next_finished;
     uint64_t stuck_since; /* the kernel took nothing since; 0: not stuck */
     uint64_t linger_since; /* PHASE_LINGER, PHASE_FINISHING: since nothing moved */
@@ -333,6 +334,7 @@ struct connmgr {
     struct sub_rec *subs;
     struct sub_link *links;
     uint32_t *sub_hash, sub_hash_mask;
+    uint64_t sub_key[2];   /* of sub_hash: drawn when opened, and known to nobody else */
     uint32_t *sub_free, sub_free_count;
     uint32_t *sub_due, sub_due_count; /* REF_UNSUBSCRIBE to send */
     char sid_text[PROTOCOL_SID_MAX];  /* see subtable_sid() */
@@ -409,6 +411,8 @@ API int connmgr_found_batch(const struct connmgr *cm);
 /* Once a second: pings, stale peers, write deadlines. */
 API void connmgr_tick(struct connmgr *cm);
 API const struct connmgr_stats *connmgr_get_stats(const struct connmgr *cm);
+/* For tests: which bucket a subscription of this connection is found in. */
+API uint32_t connmgr_sub_bucket(const struct connmgr *cm, uint32_t conn, const char *sid, uint32_t len);
 API uint32_t connmgr_conn_count(const struct connmgr *cm);
 /* Slots ever used, and the descriptor of the connection in one (-1: none). */
 API uint32_t connmgr_slots(const struct connmgr *cm);
@@ -554,10 +558,11 @@ void names_heard(struct connmgr *cm, struct conn *c);
 void names_tick(struct connmgr *cm, struct conn *c); /* once a second, of either */
 
 uint32_t subtable_find(struct connmgr *cm, uint32_t conn, const uint8_t *sid, uint32_t len);
-/* Whether it may have one more: the last quarter of the table is kept for clients that have few, so one client,
- * or a few greedy ones, cannot keep the others from a single one. */
+/* Whether it may have one more, with a sid of so many bytes: the last quarter of the table is kept for clients that
+ * have few slots of it, so one client, or a few greedy ones, cannot keep the others from a single one. A subscription
+ * is a slot, and so is each cell of its sid. */
 #define SUBTABLE_KEPT 4u
-int subtable_may_add(const struct connmgr *cm, const struct conn *c);
+int subtable_may_add(const struct connmgr *cm, const struct conn *c, uint32_t sid_len);
 uint32_t subtable_left(const struct connmgr *cm); /* free slots */
 uint32_t subtable_add(struct connmgr *cm, struct conn *c, const uint8_t *sid, uint32_t len, int plain);
 /* Its sid: in its record, or put together at cm->sid_text until the next call. */

@@ -3,24 +3,27 @@
  * Primary: sub_rec in the journal. Derived: a chained hash, one list per connection, a stack
  * of free slots. A slot leaves the hash when the client unsubscribes, but is reused only when
  * the router has said that no order will name it again (J6). A sid that does not fit its record goes on
- * in slots of the same table (J7): they count against what connmgr.subscriptions allows.
+ * in slots of the same table (J7): they count against what connmgr.subscriptions allows,
+ * and as its client's (subtable_may_add).
  */
 #include "connmgr/connmgr.h"
 #include "base/crash.h"
-#include "base/hash.h"
+#include "base/siphash.h"
 
 _Static_assert(PROTOCOL_SID_SHORT <= JOURNAL_SID_INLINE, "a short sid lies in its record");
 _Static_assert(PROTOCOL_SID_MAX <= UINT16_MAX, "its length fits its record");
 
+/* Keyed: who chooses sids cannot choose which of them share a bucket. */
 static uint32_t hash_of(const struct connmgr *cm, uint32_t conn, const char *sid, uint32_t len)
 {
-    uint64_t h = HASH_SPREAD ^ conn;
+    const uint64_t key[2] = {cm->sub_key[0], cm->sub_key[1] ^ conn};
 
-    for (uint32_t i = 0; i < len; i++)
-        h = (h ^ (uint8_t)sid[i]) * 0x100000001b3ULL;
-    h ^= h >> 32;
-    h *= HASH_SPREAD;
-    return (uint32_t)(h >> 32) & cm->sub_hash_mask;
+    return (uint32_t)siphash_bytes(key, sid, len) & cm->sub_hash_mask;
+}
+
+uint32_t connmgr_sub_bucket(const struct connmgr *cm, uint32_t conn, const char *sid, uint32_t len)
+{
+    return hash_of(cm, conn, sid, len);
 }
 
 static uint32_t sub_conn(const struct sub_rec *s) { return (uint32_t)s->word; }
@@ -47,6 +50,8 @@ const char *subtable_sid(struct connmgr *cm, const struct sub_rec *s, uint32_t *
     }
     return cm->sid_text;
 }
+
+static uint32_t slots_of(const struct sub_rec *s) { return 1 + journal_sid_cells(sid_bytes(s)); }
 
 static uint32_t hash_sub(struct connmgr *cm, const struct sub_rec *s)
 {
@@ -99,6 +104,7 @@ static void link_in(struct connmgr *cm, uint32_t sub, struct conn *c, int hashed
         l->hash_next = *bucket;
         *bucket = sub + 1;
         c->subs++;
+        c->sub_slots += slots_of(s);
     }
     l->conn_prev = CONNMGR_NONE;
     l->conn_next = c->sub_first;
@@ -153,12 +159,14 @@ static void free_sid(struct connmgr *cm, const struct sub_rec *s)
         cm->sub_free[cm->sub_free_count++] = cell - 1;
 }
 
-int subtable_may_add(const struct connmgr *cm, const struct conn *c)
+int subtable_may_add(const struct connmgr *cm, const struct conn *c, uint32_t sid_len)
 {
+    uint32_t slots = 1 + journal_sid_cells(sid_len);
+
     if (cm->conf.max_subscriptions && c->subs >= cm->conf.max_subscriptions)
         return 0;
-    return !cm->conf.few_subscriptions || c->subs < cm->conf.few_subscriptions ||
-           subtable_left(cm) > cm->journal->subs / SUBTABLE_KEPT;
+    return !cm->conf.few_subscriptions || c->sub_slots + slots <= cm->conf.few_subscriptions ||
+           subtable_left(cm) >= cm->journal->subs / SUBTABLE_KEPT + slots;
 }
 
 /* The word is put into the step being committed. The working value is stored at once too:
@@ -183,13 +191,23 @@ uint32_t subtable_add(struct connmgr *cm, struct conn *c, const uint8_t *sid, ui
     return sub;
 }
 
+/* Nobody finds it by its sid any more, and it is none of its client's. */
+static void leave(struct connmgr *cm, uint32_t sub)
+{
+    const struct sub_rec *s = &cm->subs[sub];
+    struct conn *c = &cm->conns[sub_conn(s)];
+
+    unhash(cm, sub);
+    c->subs--;
+    c->sub_slots -= slots_of(s);
+}
+
 /* Unsubscribed. The caller tells the router, or has it told when there is room (sub_due). */
 void subtable_die(struct connmgr *cm, uint32_t sub)
 {
     struct sub_rec *s = &cm->subs[sub];
 
-    unhash(cm, sub);
-    cm->conns[sub_conn(s)].subs--;
+    leave(cm, sub);
     redo_put(&cm->port.redo, &s->word, (s->word & ~SUB_ACTIVE) | SUB_DYING);
 }
 
@@ -199,10 +217,8 @@ void subtable_free(struct connmgr *cm, uint32_t sub)
     struct sub_rec *s = &cm->subs[sub];
     struct sub_link *l = &cm->links[sub];
 
-    if (s->word & SUB_ACTIVE) { /* its connection ended */
-        unhash(cm, sub);
-        cm->conns[sub_conn(s)].subs--;
-    }
+    if (s->word & SUB_ACTIVE) /* its connection ended */
+        leave(cm, sub);
     if (l->conn_prev != CONNMGR_NONE)
         cm->links[l->conn_prev].conn_next = l->conn_next;
     else

@@ -172,7 +172,7 @@ static int subscribe(struct connmgr *cm, struct conn *c, const uint8_t *p, uint3
     if (before == CONNMGR_NONE) {
         uint32_t sub = CONNMGR_NONE;
 
-        if (subtable_may_add(cm, c))
+        if (subtable_may_add(cm, c, f->sid_len))
             sub = subtable_add(cm, c, p + f->sid, f->sid_len, f->queue_len == 0);
         if (sub == CONNMGR_NONE) {
             conn_end(cm, c, CLOSE_SUBSCRIPTIONS);

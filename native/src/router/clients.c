@@ -66,6 +66,7 @@ static void read_text(struct router *rt, const struct routing_sub *s, char *to)
 
 static void free_text(struct router *rt, const struct routing_sub *s)
 {
+    rt->client_cells[(uint32_t)s->word] -= cells_needed(s->subject_len + s->queue_len);
     for (uint32_t cell = s->more; cell; cell = routing_cells(rt->seg)[cell - 1].next)
         rt->cell_free[rt->cell_free_count++] = cell - 1;
 }
@@ -171,7 +172,7 @@ static int close_client(struct router *rt, uint32_t from, const struct ref_close
 static void subscribe(struct router *rt, uint32_t from, const struct ref_subscribe *r)
 {
     uint32_t slot = (uint32_t)r->sub;
-    uint32_t text = r->subject_len + r->queue_len;
+    uint32_t text = r->subject_len + r->queue_len, cells = cells_needed(text);
     struct routing_sub *s = routing_sub(rt->seg, from, slot);
     const struct routing_client *client = &routing_clients(rt->seg)[r->conn];
     uint64_t word = ROUTING_ACTIVE | (r->sub & ROUTING_EPOCH) | r->conn;
@@ -179,7 +180,7 @@ static void subscribe(struct router *rt, uint32_t from, const struct ref_subscri
 
     if (slot < rt->seg->subs_high[from] && s->word == word)
         return; /* said again after a crash */
-    if (!err && cells_left(rt) < cells_needed(text))
+    if (!err && cells && (cells_left(rt) < cells || rt->client_cells[r->conn] + cells > rt->seg->cells / ROUTER_CELLS_PART))
         err = -ENOSPC;
     if (!err)
         err = index_add(rt->index, INDEX_SUB(from, slot), r->conn, r->text, r->subject_len,
@@ -198,6 +199,7 @@ static void subscribe(struct router *rt, uint32_t from, const struct ref_subscri
     s->subject_len = r->subject_len;
     s->queue_len = r->queue_len;
     write_text(rt, s, r->text, text);
+    rt->client_cells[r->conn] += cells;
     s->sid_len = r->sid_len < REF_SID_MAX ? r->sid_len : REF_SID_MAX;
     memcpy(s->sid, r->text + text, s->sid_len);
     s->word = word; /* "routing.subscribe" */
@@ -290,6 +292,7 @@ static int restore(struct router *rt, uint32_t port, uint32_t slot)
     if (err)
         return err;
     link_sub(rt, INDEX_SUB(port, slot), (uint32_t)s->word);
+    rt->client_cells[(uint32_t)s->word] += cells_needed(s->subject_len + s->queue_len);
     for (uint32_t cell = s->more; cell; cell = routing_cells(rt->seg)[cell - 1].next)
         used[cell - 1] = 1;
     rt->start_count++;

@@ -34,11 +34,12 @@ int router_open(const struct router_conf *conf, struct routing *seg, const int *
         return err;
     rt->chains = reserve(subs * sizeof(struct sub_chain));
     rt->client_subs = reserve((uint64_t)seg->clients * 4);
+    rt->client_cells = reserve((uint64_t)seg->clients * 4);
     rt->cell_free = reserve((uint64_t)seg->cells * 4);
     rt->sorted = reserve(sorted * 4);
     rt->still_said_ns = reserve((uint64_t)seg->clients * 8);
     rt->epoll = epoll_create1(EPOLL_CLOEXEC);
-    if (!rt->chains || !rt->client_subs || !rt->cell_free || !rt->sorted || !rt->still_said_ns || rt->epoll < 0)
+    if (!rt->chains || !rt->client_subs || !rt->client_cells || !rt->cell_free || !rt->sorted || !rt->still_said_ns || rt->epoll < 0)
         return -ENOMEM;
     err = modes_open(rt);
     if (!err)

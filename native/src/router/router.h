@@ -39,6 +39,7 @@
 #define ROUTER_WORK_A_SLICE 50000u  /* of what was set aside, in between: about 1 ms */
 #define ROUTER_LEAVES (BATCH_RING * 5 / 8) /* free batches that pieces leave to others: a list in one step needs half of them */
 #define ROUTER_SUBS_A_SLICE 1024u   /* subscriptions of an ended connection taken out at once */
+#define ROUTER_CELLS_PART 4u        /* one client may have a quarter of the cells of text */
 #define ROUTER_STARTS_A_CALL 65536u /* slots of subscriptions gone through by one router_start() */
 
 /* What became of a reference. */
@@ -146,6 +147,7 @@ struct router {
     uint32_t start_port, start_slot, start_count; /* how far router_start() is */
     struct sub_chain *chains;  /* by port * subs_each + slot */
     uint32_t *client_subs;    /* first subscription of each client */
+    uint32_t *client_cells;   /* cells of text of each client's subscriptions */
     uint32_t *cell_free, cell_free_count;
     uint32_t *sorted;          /* scratch for lists longer than a ring */
     uint32_t picks[4096];      /* chosen members of queue groups */

@@ -122,6 +122,9 @@ static void layout_all(struct layout *l, struct index *ix, const struct index_co
     layout_slab(l, &ix->form_slab, tries, sizeof(struct form)); /* a trie node has one form */
     ix->forms = (struct form *)ix->form_slab.base;
     ix->conn_forms = layout_area(l, conf->conns, sizeof(uint32_t));
+    ix->owners = layout_area(l, (uint64_t)tries + 1, sizeof(struct trie_owner));
+    ix->shares = layout_area(l, conf->conns, sizeof(struct share));
+    ix->tries_each = tries / INDEX_TRIES_PART + 1;
     ix->subs = layout_area(l, subs + 1, sizeof(struct sub));
     /* Texts: four units for each subject, shared with long tokens and queue names. Results:
      * a unit for each subject and four entries for each subscription; a result that finds
@@ -276,6 +279,7 @@ int index_add(struct index *ix, index_sub sub, uint32_t conn, const char *subjec
         return sub_same(ix, rec, conn, subject, subject_len, queue, queue_len) ? 0 : -EEXIST;
     if (queue_len && !(name = queue_take(ix, queue, queue_len)))
         return -ENOSPC;
+    ix->adding = conn;
     ix->forms_new = 0;
     ix->forms_left = INDEX_FORMS_MAX;
     if (conn < ix->conns)
@@ -303,6 +307,8 @@ int index_add(struct index *ix, index_sub sub, uint32_t conn, const char *subjec
     rec->forms = ix->forms_new;
     if (rec->forms && conn < ix->conns)
         ix->conn_forms[conn] += rec->forms;
+    if (conn < ix->conns)
+        ix->shares[conn].subs++;
     ix->subs_used++;
     return 0;
 
@@ -336,6 +342,10 @@ int index_remove(struct index *ix, index_sub sub)
         queue_drop(ix, rec->queue);
     if (rec->forms && rec->conn < ix->conns)
         ix->conn_forms[rec->conn] -= rec->forms;
+    if (rec->conn < ix->conns && --ix->shares[rec->conn].subs == 0) {
+        ix->shares[rec->conn].tries = 0;
+        ix->shares[rec->conn].life++;
+    }
     *rec = (struct sub){0};
     ix->subs_used--;
     return 0;

@@ -35,6 +35,10 @@
 #define INDEX_FORMS_EACH 4096u
 #define INDEX_STEPS_MAX ((2u << INDEX_FORM_FREE) - 1 + INDEX_FORMS_MAX) /* trie nodes visited by one match */
 
+/* One connection may have a quarter of all trie nodes: those that its patterns made and that are still there,
+ * whoever else uses them. A pattern that would need more is refused, so others find room for theirs. */
+#define INDEX_TRIES_PART 4u
+
 /* Work is counted in units of about 20 ns: a trie node visited is INDEX_WORK_STEP, a subscription put into a
  * result is one, and so are INDEX_WORK_LARGE of a kept one that are given back. */
 #define INDEX_WORK_STEP 4u
@@ -57,7 +61,7 @@ API struct index_conf {
     uint32_t subjects;         /* distinct subscribed or recently published subjects, >= 1.
                                 * Also the bound of wildcard trie nodes (twice this) and of
                                 * distinct queue names. */
-    uint32_t conns;            /* connections below this have INDEX_FORMS_EACH; 0: nobody has */
+    uint32_t conns;            /* connections below this have shares of forms and trie nodes; 0: nobody has */
     uint64_t *work;            /* work is added up here; NULL: nowhere */
 };
 
@@ -69,8 +73,8 @@ API void index_close(struct index *ix); /* NULL is allowed */
  * The subject is already validated (`*` and `>` as whole tokens, `>` last).
  * 0: it is there (also when it was there already with the same subject, queue and conn).
  * Else nothing has changed:
- * -EEXIST: this id is there with another subject, queue or conn. -ENOSPC: a pool is full, or its form
- * is one too many.
+ * -EEXIST: this id is there with another subject, queue or conn. -ENOSPC: a pool is full, its form is one
+ * too many, or its connection has its share of trie nodes.
  * -EINVAL: id out of range of conf, or an empty subject. -ENAMETOOLONG. */
 API int index_add(struct index *ix, index_sub sub, uint32_t conn, const char *subject,
                   uint32_t subject_len, const char *queue, uint32_t queue_len);
@@ -79,7 +83,7 @@ API int index_add(struct index *ix, index_sub sub, uint32_t conn, const char *su
  * number of tokens when it was the last one on its wildcard subject. */
 API int index_remove(struct index *ix, index_sub sub);
 
-/* While `on`, forms are not bounded: what a table holds was accepted, in whatever order it is added again. */
+/* While `on`, forms and shares are not bounded: what a table holds was accepted, in whatever order it is added again. */
 API void index_restoring(struct index *ix, int on);
 
 /* One queue group: exactly one of its members gets the message. */

@@ -145,6 +145,17 @@ struct trie {
 };
 _Static_assert(sizeof(struct trie) == 64, "one cache line");
 
+/* Whose pattern made a trie node, in private memory of its own: matches do not read it. */
+struct trie_owner {
+    uint32_t conn, life; /* the connection, and which one of those that had its number */
+};
+
+struct share { /* of one connection */
+    uint32_t subs;
+    uint32_t tries; /* trie nodes that its patterns made, while they are there */
+    uint32_t life;  /* grows when it has no subs: what others keep of its nodes is not its next user's */
+};
+
 struct form {
     uint32_t tries;    /* trie nodes of this form; none, but for the root: it is free */
     uint32_t parent;
@@ -206,6 +217,10 @@ struct index {
     struct queue *queues;
     struct form *forms;
     uint32_t *conn_forms;  /* counted ones that came with the subs of each connection */
+    struct trie_owner *owners; /* by trie node */
+    struct share *shares;  /* by connection */
+    uint32_t tries_each;   /* trie nodes that one connection may have */
+    uint32_t adding;       /* connection whose pattern is being added */
     uint32_t forms_long;   /* counted ones: of more than INDEX_FORM_FREE tokens */
     uint32_t forms_new;    /* of those: that the pattern being added has brought, */
     uint32_t forms_left;   /* and that it may still bring */

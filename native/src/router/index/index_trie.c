@@ -86,10 +86,38 @@ static uint16_t child_bucket(const struct index *ix, uint32_t parent, uint64_t h
     return p->bucket;
 }
 
+/* A node, charged to the connection whose pattern is being added until the node goes. 0: the slab is full, or the
+ * connection has its share. */
+static uint32_t trie_take(struct index *ix)
+{
+    struct share *share = ix->adding < ix->conns ? &ix->shares[ix->adding] : NULL;
+    uint32_t id;
+
+    if (share && !ix->restoring && share->tries >= ix->tries_each)
+        return 0;
+    id = slab_take(&ix->trie_slab);
+    if (id && share) {
+        share->tries++;
+        ix->owners[id] = (struct trie_owner){ix->adding, share->life};
+    } else if (id) {
+        ix->owners[id] = (struct trie_owner){.conn = UINT32_MAX};
+    }
+    return id;
+}
+
+static void trie_give(struct index *ix, uint32_t id)
+{
+    struct trie_owner owner = ix->owners[id];
+
+    if (owner.conn < ix->conns && ix->shares[owner.conn].life == owner.life)
+        ix->shares[owner.conn].tries--;
+    slab_give(&ix->trie_slab, id);
+}
+
 static uint32_t child_new(struct index *ix, uint32_t parent, const char *pattern, uint32_t len,
                           struct token token)
 {
-    uint32_t size = token.end - token.start, id = slab_take(&ix->trie_slab);
+    uint32_t size = token.end - token.start, id = trie_take(ix);
     struct trie *t = &ix->tries[id];
     uint64_t hash;
 
@@ -103,7 +131,7 @@ static uint32_t child_new(struct index *ix, uint32_t parent, const char *pattern
     }
     t->form = form_take(ix, ix->tries[parent].form, token_is(pattern, token, SUBJECT_ANY));
     if (!t->form) {
-        slab_give(&ix->trie_slab, id);
+        trie_give(ix, id);
         return 0;
     }
     if (token_is(pattern, token, SUBJECT_ANY)) {
@@ -112,7 +140,7 @@ static uint32_t child_new(struct index *ix, uint32_t parent, const char *pattern
     }
     if (!text_put(ix, t->text, pattern + token.start, size)) {
         form_give(ix, t->form);
-        slab_give(&ix->trie_slab, id);
+        trie_give(ix, id);
         return 0;
     }
     hash = index_hash(pattern + token.start, size);
@@ -160,7 +188,7 @@ void trie_prune(struct index *ix, uint32_t id)
             text_drop(ix, t->text, t->len);
         }
         form_give(ix, t->form);
-        slab_give(&ix->trie_slab, id);
+        trie_give(ix, id);
         id = parent;
     }
 }
