@@ -285,8 +285,8 @@ static int serve(struct router *rt, uint32_t from, uint32_t conn)
     }
     if (c->count == 1 && c->told && uid)
         instruct_conn(rt, from, ORDER_GO_ON, conn, uid);
-    if (a->open == name)
-        a->open = 0;
+    if (a->open == name) /* also if its list was made and nobody got anything: it was refused */
+        route_list_end(rt, from);
     put_head(rt, a, e);
     strike(a, c);
     router_commit_at(rt, from, ASIDE_AT + r->bytes);

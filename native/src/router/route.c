@@ -254,6 +254,12 @@ void route_list_begin(struct router *rt, uint32_t from)
     rt->stats.lists++;
 }
 
+void route_list_end(struct router *rt, uint32_t from)
+{
+    rt->lists[from].made = 0;
+    rt->asides[from].open = 0;
+}
+
 void route_list_add(struct router *rt, uint32_t from, index_sub sub)
 {
     *list_word(rt, &rt->lists[from], sub) |= 1ULL << sub % 64;
@@ -342,8 +348,7 @@ static int close_lists(struct router *rt, uint32_t from, const struct ref_messag
         if (!(w.touched & 1u << port))
             new_order(&w, port, 0);
     }
-    rt->lists[from].made = 0;
-    rt->asides[from].open = 0;
+    route_list_end(rt, from);
     if (!w.last)
         return nobody(rt, from, r, handle, 1);
     redo_put(&rt->redo, &in->progress, 0);

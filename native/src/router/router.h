@@ -183,6 +183,7 @@ int route_any(struct router *rt, uint32_t from, const struct ref_message *r, uin
 int route_message(struct router *rt, uint32_t from, const struct ref_message *r, uint64_t hash);
 /* The list of the message of port `from` that is ordered in pieces, which is the entry at hand. */
 void route_list_begin(struct router *rt, uint32_t from);
+void route_list_end(struct router *rt, uint32_t from); /* nothing of it is used for the next one */
 void route_list_add(struct router *rt, uint32_t from, index_sub sub);
 /* The next recipients from `progress` on, `most` at most and all of one port: their number. */
 uint32_t route_list_next(const struct router *rt, uint32_t from, uint64_t progress, uint32_t most, index_sub *ret_subs);

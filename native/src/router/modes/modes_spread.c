@@ -309,7 +309,6 @@ static int end_lists(struct writer *w, uint32_t from, const struct ref_message *
             (void)new_order(w, (uint32_t)__builtin_ctz(left), 0, &(struct topic){.len = 0});
     redo_put(&w->rt->redo, &in->progress, 0);
     redo_put(&w->rt->redo, &in->touched, 0);
-    w->rt->lists[from].made = 0;
     return finish(w, from, r);
 }
 
