@@ -24,8 +24,10 @@ def crowd(rig: Rig, count: int, subject: bytes) -> socket.socket:
 
 
 def fill(rig: Rig, busy: socket.socket, last: socket.socket, said: bytes) -> None:
-    """Orders of `busy` for which the connection manager has no turn; behind them what `last` says."""
-    rig.send(busy, b"".join(b"PUB q %d\r\n%s\r\n" % (n % 7 + 1, b"x" * (n % 7 + 1)) for n in range(100)))
+    """Orders of `busy` for which there is no turn; behind them what `last` says."""
+    rig.send(
+        busy, b"".join(b"PUB q %d\r\n%s\r\n" % (n % 7 + 1, b"x" * (n % 7 + 1)) for n in range(100))
+    )
     rig.send(last, said)
     rig.turn_connmgr()
     for _ in range(20):
