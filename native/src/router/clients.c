@@ -64,6 +64,16 @@ static void read_text(struct router *rt, const struct routing_sub *s, char *to)
     }
 }
 
+const char *clients_subject(struct router *rt, const struct routing_sub *s)
+{
+    static char text[2 * 65536]; /* lengths are 16 bits each */
+
+    if (!s->more)
+        return s->text;
+    read_text(rt, s, text);
+    return text;
+}
+
 static void free_text(struct router *rt, const struct routing_sub *s)
 {
     for (uint32_t cell = s->more; cell; cell = routing_cells(rt->seg)[cell - 1].next)
@@ -277,13 +287,12 @@ int clients_handle(struct router *rt, uint32_t from, const struct ref *r)
 /* Adds an active subscription of the table to what is derived. */
 static int restore(struct router *rt, uint32_t port, uint32_t slot)
 {
-    static char text[2 * 65536]; /* lengths are 16 bits each */
     struct routing_sub *s = routing_sub(rt->seg, port, slot);
     uint8_t *used = (uint8_t *)rt->sorted; /* scratch, zeroed */
 
     if (s->stamp == rt->seg->step + 1)
         s->routed = s->base;
-    read_text(rt, s, text);
+    const char *text = clients_subject(rt, s);
     int err = index_add(rt->index, INDEX_SUB(port, slot), (uint32_t)s->word, text, s->subject_len,
                         text + s->subject_len, s->queue_len);
 

@@ -150,6 +150,8 @@ static __attribute__((noinline)) int handle_alone(struct router *rt, uint32_t fr
 /* The reference is not done: it was set aside (ROUTED_ASIDE), or the batch goes on there later. */
 static __attribute__((noinline)) int not_routed(struct router *rt, uint32_t from, const struct ref *r, int done)
 {
+    if (done == ROUTED_LATER)
+        aside_charge(rt, from, r->conn);
     if (done < 0 || (done == ROUTED_ASIDE && aside_put(rt, from, r)))
         return done;
     router_commit_at(rt, from, router_at(rt, from, r));

@@ -5,6 +5,7 @@
  *
  *   router.c      opening, the turn, start
  *   route.c       one message to its recipients
+ *   own.c         a connection's own subscription
  *   instruct.c    the orders themselves, and when they leave
  *   still.c       ports that take no orders, and who has to wait for them
  *   clients.c     clients and their subscriptions
@@ -185,8 +186,13 @@ void route_list_add(struct router *rt, uint32_t from, index_sub sub);
 uint32_t route_list_next(const struct router *rt, uint32_t from, uint64_t progress, uint32_t most, index_sub *ret_subs);
 /* A subscription goes: no list that is being ordered names it. */
 void route_forget(struct router *rt, index_sub sub);
-/* A connection's own subscription that would get a message to `subject`, or ROUTER_NONE. */
-uint32_t route_own_sub(struct router *rt, uint32_t conn, const char *subject, uint32_t len);
+/* The first member of a group from `at` on that is not of this connection (ROUTER_NONE: any) and not on one of these
+ * ports (as bits), or ROUTER_NONE. */
+uint32_t route_member(struct router *rt, const struct index_group *group, uint32_t at, uint32_t not_conn, uint32_t not_ports);
+/* A connection's own subscription that would get a message to `subject`, or ROUTER_NONE. The second: also one in
+ * a queue group, if there is no other. */
+uint32_t own_plain(struct router *rt, uint32_t conn, const char *subject, uint32_t len);
+uint32_t own_sub(struct router *rt, uint32_t conn, const char *subject, uint32_t len);
 /* Counts a message on a member of a queue group; those that have had their maximum are dropped by
  * the second, after everything of the message is appended. */
 void route_count_pick(struct router *rt, index_sub sub);
@@ -198,6 +204,8 @@ int clients_start(struct router *rt);
 /* with_step: the change becomes valid with the step being made, not at once. */
 void clients_drop_sub(struct router *rt, uint32_t port, uint32_t slot, int with_step);
 
+/* The subject and the queue group of a subscription, until the next call. */
+const char *clients_subject(struct router *rt, const struct routing_sub *s);
 void router_mark_begin(struct router *rt, uint32_t from, const struct batch *b);
 void router_mark_end(struct router *rt);
 void router_mark(struct router *rt, struct batch_out *o, uint32_t bytes);

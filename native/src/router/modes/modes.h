@@ -29,6 +29,8 @@
 #define MODES_FANOUT_STEP 1024u        /* of those, how many are asked in one step */
 #define MODES_GATHER_STEP 4096u        /* and how many legs are taken in one */
 #define MODES_SPREAD_STEP 1024u        /* recipients of a message to several topics, or to a kind, in one step */
+#define MODES_CHOICE 1024u             /* responders that are compared to choose one */
+#define MODES_WORK_COMPARED 4u         /* of them, for a unit of work (index.h) */
 #define MODES_WORK_LEG 4u              /* work (index.h) of a request to one responder */
 #define MODES_DEADLINE_NS 600000000000ULL /* of a request that names none: ten minutes */
 #define MODES_PAGE_BYTES 3072u         /* body of one answer to "who is there" */
@@ -74,6 +76,7 @@ struct modes {
     /* Scratch of one message. What has this `stamp` was met for it. */
     uint32_t stamp;
     uint32_t *sub_seen;   /* per subscription */
+    uint64_t choices; /* made among more than MODES_CHOICE */
     uint32_t *queue_seen; /* per queue name (index_group.queue) */
     struct mode_own *own; /* per connection: which of its subscriptions gets it */
     uint32_t *list;       /* who gets it: as many as there are subscriptions */
@@ -176,7 +179,7 @@ int modes_is_of_kind(const struct router *rt, uint32_t conn, const struct kind *
 int modes_refuse(struct router *rt, uint32_t from, const struct ref_message *r, enum mode_status status);
 struct order *modes_order_leg(struct router *rt, const struct ref_message *r, uint32_t leg, uint64_t deadline_ns);
 int modes_less_loaded(const struct router *rt, uint32_t a, uint32_t b);
-index_sub modes_least_loaded(const struct router *rt, const struct ref_message *r, const uint32_t *subs,
+index_sub modes_least_loaded(struct router *rt, const struct ref_message *r, const uint32_t *subs,
                              const uint32_t *conns, uint32_t count);
 index_sub modes_choose_named(struct router *rt, const struct ref_message *r);
 /* ---- modes_fanout.c ---- */

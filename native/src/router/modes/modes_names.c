@@ -281,7 +281,7 @@ int modes_list_clients(struct router *rt, uint32_t from, const struct ref_messag
     uint32_t len = r->subject_len > prefix ? r->subject_len - prefix : 0;
     struct routing_in *in = rt->place;
     uint64_t at = in->listed;
-    index_sub sub = r->reply_len ? route_own_sub(rt, r->conn, reply, r->reply_len) : ROUTER_NONE;
+    index_sub sub = r->reply_len ? own_sub(rt, r->conn, reply, r->reply_len) : ROUTER_NONE;
 
     while (sub != ROUTER_NONE && at < rt->seg->names_high) {
         char page[MODES_PAGE_BYTES + ENTRY_MAX], *to = page;

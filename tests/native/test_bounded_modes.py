@@ -1,0 +1,171 @@
+"""Whatever is gone through for a message, a name, a deadline or an end is counted, and ends a turn.
+
+Everything is real but the processes (bench/rig.py). Costs are counted, not timed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import socket
+import struct
+
+import pytest
+
+from bench import rig as rigs
+from bench.rig import Rig
+from midair.process.runtime import Runtime
+from native import lib
+from native.router import Router, open_routing
+from tests.crash.modes import hpub
+from tests.native.test_bounded import LARGE, MANY, forms, subscribe
+from tests.native.test_bounded_lists import crowd, fill, flood
+from tests.support.instance import eventually
+from tests.support.queue import Queue
+
+# From modes.h, aside.h and records.h.
+STILL_OVER = 22  # the order that ports need not be waited for
+TOPICS = 16  # of a message, beside its subject
+CHOICE, COMPARED = 1024, 4  # responders compared to choose one, and of those for a unit of work
+SETTLED, AT_ONCE = 16, 256  # work of a record that is settled, and how many are before others
+DEAR, ALLOWANCE = 1000, 100_000  # work between two charges, and what a connection may do
+CONFIG = LARGE.with_("router", subjects=2**17)
+NO_ECHO = b'CONNECT {"verbose":false,"headers":true,"echo":false,"no_responders":true}\r\n'
+TURN = lib.ROUTER_WORK_A_VISIT + 2 * lib.ROUTER_WORK_A_SLICE  # and what it was at then
+
+
+def spent(rig: Rig, client: socket.socket, said: bytes) -> tuple[int, int]:
+    """Work of the longest turn of the router, and of all, until the client has its PONG."""
+    rig.send(client, said + b"PING\r\n")
+    began, most, data = rig.router.stats()["work"], 0, b""
+    while not data.endswith(b"PONG\r\n"):
+        rig.turn_connmgr()
+        before = rig.router.stats()["work"]
+        rig.turn_router()
+        most = max(most, rig.router.stats()["work"] - before)
+        data += rig.peek(client)
+    return most, rig.router.stats()["work"] - began
+
+
+# ---- who gets it ----
+
+
+def test_the_least_busy_of_very_many_is_one_of_some() -> None:
+    """A request to one of 100,000 members does not compare them all, and others every time."""
+    with Rig(config=CONFIG) as rig:
+        members = crowd(rig, MANY, b"all work")
+        client, count = rig.open(), 200
+        spent(rig, client, b"PUB all 1\r\n1\r\n")  # the result is built
+        rig.peek(members)
+        _, work = spent(rig, client, hpub(b"all", b"", b"2", mode="semaphore") * count)
+        each = CHOICE // COMPARED
+        assert count * each <= work < 2 * count * each
+        got = re.findall(rb"MSG all (\d+) ", rig.peek(members))
+        assert len(got) == count
+
+
+def test_members_that_are_passed_over_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sender without echo whose own members are the group: a long walk for each message."""
+    monkeypatch.setattr(rigs, "CONNECT", NO_ECHO)
+    with Rig(config=CONFIG) as rig:
+        client, quiet = rig.open(), rig.open()
+        subscribe(rig, client, MANY, b"all work")
+        count = 400
+        spent(rig, quiet, b"PUB all 1\r\n1\r\n")
+        assert rig.peek(client).count(b"MSG") == 1
+        most, work = spent(rig, client, b"PUB all 1\r\n1\r\n" * count)
+        assert work >= count * (MANY // 32)
+        assert most <= TURN + MANY
+        rig.send(client, b"PUB all 1\r\n1\r\n" * count + b"PING\r\n")
+        rig.turn_connmgr()
+        spent(rig, quiet, b"")
+        assert b"PONG" not in rig.peek(client), "it waits for its own messages, alone"
+        rig.settle(client, b"PONG\r\n")
+
+
+def test_topics_with_the_same_recipients_are_matched_one_at_a_time() -> None:
+    """003-35: every topic of a message is for the same 50,000 subscriptions."""
+    with Rig(config=CONFIG) as rig:
+        count = 50_000
+        members, client = crowd(rig, count, b"t.>"), rig.open()
+        topics = " ".join(f"t.{n}" for n in range(1, TOPICS + 1))
+        most, _ = spent(rig, client, hpub(b"t.0", b"", b"1", topics=topics))
+        # The last step matches each once more, for queue groups.
+        assert most <= TURN + (TOPICS + 4) * count
+        assert rig.settle(members, b"1\r\n").count(b"HMSG t.0 ") == count
+
+
+def test_too_many_listeners_are_counted() -> None:
+    with Rig(config=CONFIG) as rig:
+        crowd(rig, MANY, b"all")
+        client, count = rig.open(b"SUB in 1"), 200
+        spent(rig, client, hpub(b"all", b"in", b"1", mode="fanout"))
+        most, work = spent(rig, client, hpub(b"all", b"in", b"1", mode="fanout") * count)
+        assert work >= count * MANY // COMPARED
+        assert most <= TURN + MANY
+
+
+# ---- own subscriptions ----
+
+
+@pytest.mark.parametrize("own", [0, 40, MANY])
+def test_a_connection_s_own_subscription_among_very_many(
+    monkeypatch: pytest.MonkeyPatch, own: int
+) -> None:
+    """A 503 goes to the inbox of who asked, which everybody listens to: whichever are fewer, its
+    own or all, are gone through."""
+    monkeypatch.setattr(rigs, "CONNECT", NO_ECHO)
+    with Rig(config=CONFIG) as rig:
+        others = crowd(rig, MANY, b"in.*")
+        client, count = rig.open(b"SUB in.box in", b"SUB in.* any", b"SUB > all"), 100
+        if own:
+            subscribe(rig, client, max(own, 1000), b"else")
+        spent(rig, client, b"PUB nobody.1 in.box 1\r\n1\r\n")
+        asked = b"PUB nobody.1 in.box 1\r\n1\r\n" * count
+        rig.send(client, asked + b"PUB x.y in.z 0\r\n\r\nPING\r\n")
+        before, data = rig.router.stats()["work"], b""
+        while not data.endswith(b"PONG\r\n"):
+            rig.turn_connmgr()
+            rig.turn_router()
+            data += rig.peek(client)
+        work = rig.router.stats()["work"] - before
+        assert data.count(b"HMSG in.box in ") == count
+        assert data.count(b"HMSG in.z any ") == 1
+        assert rig.peek(others) == b""
+        assert (work > 10 * count) == (own > 0), work
+        assert work < count * (MANY // 2)
+
+
+def test_an_own_subscription_is_found_by_each_kind_of_pattern(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of several the one with the longest subject, of these the oldest; long ones lie in cells."""
+    monkeypatch.setattr(rigs, "CONNECT", NO_ECHO)
+    deep = b".".join([b"token"] * 40)
+    cases: list[tuple[list[bytes], bytes, bytes | None]] = [
+        ([b"a.b"], b"a.b", b"a.b"),
+        ([b"a.b"], b"a.b.c", None),
+        ([b"a.b.c"], b"a.b", None),
+        ([b"a.bc"], b"a.b", None),
+        ([b"a.b"], b"a.bc", None),
+        ([b"*"], b"a", b"*"),
+        ([b"*"], b"a.b", None),
+        ([b"a.*"], b"a.b", b"a.*"),
+        ([b"a.*"], b"a", None),
+        ([b"*.b"], b"a.c", None),
+        ([b">"], b"a.b.c", b">"),
+        ([b"a.>"], b"a", None),
+        ([b"a.>"], b"a.b.c", b"a.>"),
+        ([b"a.>", b">", b"a.b.c"], b"a.b.c", b"a.b.c"),
+        ([deep], deep, deep),
+        ([deep + b".*"], deep, None),
+        ([deep + b".>"], deep + b".x", deep + b".>"),
+    ]
+    with Rig(config=rigs.CONFIG) as rig:
+        for n, (patterns, subject, wanted) in enumerate(cases):
+            client = rig.open(*(b"SUB %s %d" % (it, at) for at, it in enumerate(patterns, 1)))
+            rig.send(client, b"PUB none.%d %s 0\r\n\r\nPING\r\n" % (n, subject))
+            data = rig.settle(client, b"PONG\r\n")
+            sids = re.findall(rb"HMSG \S+ (\d+) ", data)
+            assert sids == ([b"%d" % (patterns.index(wanted) + 1)] if wanted else []), n
+            rig.leave(client)
