@@ -169,3 +169,73 @@ def test_an_own_subscription_is_found_by_each_kind_of_pattern(
             sids = re.findall(rb"HMSG \S+ (\d+) ", data)
             assert sids == ([b"%d" % (patterns.index(wanted) + 1)] if wanted else []), n
             rig.leave(client)
+
+
+# ---- ends ----
+
+
+def ask(rig: Rig, responder: socket.socket, asker: socket.socket, count: int, **how: str) -> None:
+    """So many requests that nobody answers, and whose asker does not listen."""
+    for _ in range(count // 200):
+        rig.send(asker, hpub(b"svc", b"nowhere", b"1", mode="semaphore", **how) * 200 + b"PING\r\n")
+        rig.settle(asker, b"PONG\r\n")
+        rig.peek(responder)
+    assert rig.router.stats()["mode_requests"] == count
+
+
+def test_deadlines_that_pass_together_take_several_turns() -> None:
+    with Rig(config=CONFIG) as rig:
+        responder, asker, count = rig.open(b"SUB svc 1"), rig.open(), 4000
+        ask(rig, responder, asker, count, deadline="1500")
+        each: list[int] = []
+
+        def expired() -> bool:
+            before = rig.router.stats()["mode_expired"]
+            rig.turn_router()
+            each.append(rig.router.stats()["mode_expired"] - before)
+            return sum(each) == count
+
+        eventually(expired, "all of them pass")
+        assert max(each) <= lib.ROUTER_WORK_A_SLICE // SETTLED
+
+
+@pytest.mark.parametrize("who", ["responder", "asker", "unsubscribed"])
+def test_an_end_that_concerns_many_takes_several_turns(who: str) -> None:
+    """Of a connection that was asked, or that asks, or of a subscription: beside the others."""
+    with Rig(config=CONFIG) as rig:
+        responder, quiet, count = rig.open(b"SUB svc 1"), rig.open(), 4000
+        asker = rig.open()
+        if who == "unsubscribed":
+            opens = (
+                hpub(b"svc", b"nowhere.%d" % n, b"1", mode="session-open") for n in range(count)
+            )
+            for said in iter(lambda: b"".join(itertools.islice(opens, 200)), b""):
+                rig.send(asker, said + b"PING\r\n")
+                rig.settle(asker, b"PONG\r\n")
+                rig.peek(responder)
+        else:
+            ask(rig, responder, asker, count)
+        if who == "unsubscribed":
+            rig.send(responder, b"UNSUB 1\r\nPING\r\n")
+        else:
+            gone = responder if who == "responder" else asker
+            rig.reset(gone)
+        rig.turn_connmgr()
+        rig.send(quiet, b"PING\r\n")
+        rig.turn_connmgr()
+        before = rig.router.stats()
+        rig.turn_router()
+        after = rig.router.stats()
+        settled = AT_ONCE + lib.ROUTER_WORK_A_SLICE // SETTLED
+        assert after["set_aside"] > before["set_aside"]
+        assert 0 < after["work"] - before["work"] <= TURN
+        assert after["mode_gone"] - before["mode_gone"] <= settled
+        rig.settle(quiet, b"PONG\r\n")
+        eventually(lambda: rig.turn_connmgr() or rig.turn_router() or free(rig), "all is settled")
+        spent(rig, quiet, b"")
+
+
+def free(rig: Rig) -> bool:
+    """Whether nothing that was asked is open."""
+    stats = rig.router.stats()
+    return stats["mode_gone"] == 4000 or stats["sessions_closed"] == 1

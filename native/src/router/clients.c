@@ -166,8 +166,10 @@ static int close_client(struct router *rt, uint32_t from, const struct ref_close
     struct routing_client *s = &routing_clients(rt->seg)[r->conn];
 
     if (s->uid == r->uid) {
-        if (modes_conn_involved(rt, r->conn) && !modes_close(rt, from, r))
-            return 0;
+        int done = modes_conn_involved(rt, r->conn) ? modes_close(rt, from, r) : ROUTED;
+
+        if (done != ROUTED)
+            return done;
         if (clients_drop_some(rt, r->conn))
             return rt->aside_now ? ROUTED_LATER : ROUTED_ASIDE;
         s->uid = 0; /* "client.closed" */
@@ -224,9 +226,11 @@ static int unsubscribe(struct router *rt, uint32_t from, const struct ref_unsubs
     int there = slot < rt->seg->subs_high[from] &&
                 s->word == (ROUTING_ACTIVE | (r->sub & ROUTING_EPOCH) | r->conn);
 
-    if (there && (max == 0 || (s->queue_len && s->routed >= max)) && modes_sub_pinned(rt, from, slot) &&
-        !modes_unpin(rt, from, r, slot))
-        return 0;
+    int ends = there && (max == 0 || (s->queue_len && s->routed >= max)) && modes_sub_pinned(rt, from, slot);
+    int done = ends ? modes_unpin(rt, from, r, slot) : ROUTED;
+
+    if (done != ROUTED)
+        return done;
     if (max == 0) {
         if (there)
             clients_drop_sub(rt, from, slot, 0);

@@ -325,7 +325,7 @@ static int look(struct router *rt)
     uint64_t next_ns = modes_next_ns(rt);
 
     if (next_ns && next_ns <= rt->now_ns)
-        modes_expire(rt);
+        more = modes_expire(rt);
     rt->holding = 0;
     still_look(rt);
     for (uint32_t m = 0; m < rt->conf.ports; m++) {

@@ -38,6 +38,8 @@
 #define MODES_WATCHERS_MAX 16384u      /* told of one change of presence; more are not */
 #define MODES_EXPIRE_A_STEP 32u
 #define MODES_BUCKETS 65536u           /* of the hashes of sessions and of names */
+#define MODES_WORK_SETTLED 16u         /* of a request or leg that is settled */
+#define MODES_SETTLED_AT_ONCE 256u     /* for a reference; with more it is set aside */
 
 #define MODES_FIELDS_MAX 128u /* bytes of the fields of a status: a number and a name */
 _Static_assert(MODES_FIELDS_MAX >= 2 * 2 + 20 + MODE_NAME_MAX, "see above");
@@ -102,12 +104,13 @@ int modes_message(struct router *rt, uint32_t from, const struct ref_message *r,
 /* REF_READY of a client that has a name. 1: done, also when it was refused; 0: no room. */
 void modes_name_kept(struct router *rt, const struct ref_name_kept *r);
 int modes_name(struct router *rt, uint32_t from, const struct ref_ready *r);
-/* A connection is over: everything it asked or was asked is settled, in steps. 0: no room. */
+/* A connection is over: everything it asked or was asked is settled, in steps: enum routed. */
 int modes_close(struct router *rt, uint32_t from, const struct ref_close *r);
-/* A subscription is about to go: sessions that stay with it end. 0: no room. */
+/* A subscription is about to go: sessions that stay with it end: enum routed. */
 int modes_unpin(struct router *rt, uint32_t from, const struct ref_unsubscribe *r, uint32_t sub);
-/* Settles what is past its deadline, as far as there is room. Between steps. */
-void modes_expire(struct router *rt);
+/* Settles what is past its deadline, as far as there is room, and a slice of it at most. Between steps. 1: there is
+ * more that can be. */
+int modes_expire(struct router *rt);
 /* When modes_expire() has to be called next; 0: never. */
 static inline uint64_t modes_next_ns(const struct router *rt)
 {
