@@ -239,3 +239,89 @@ def free(rig: Rig) -> bool:
     """Whether nothing that was asked is open."""
     stats = rig.router.stats()
     return stats["mode_gone"] == 4000 or stats["sessions_closed"] == 1
+
+
+# ---- names ----
+
+WATCHED = b"_midair.clients.x.*"
+
+
+def named(monkeypatch: pytest.MonkeyPatch, rig: Rig, name: bytes, index: int = 0) -> socket.socket:
+    with monkeypatch.context() as patch:
+        patch.setattr(rigs, "CONNECT", b'CONNECT {"headers":true,"name":"ipc:%s"}\r\n' % name)
+        return rig.open(index=index)
+
+
+def test_watchers_in_many_groups_need_little_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ring is not empty, and a client with a name leaves: a thousand are told of it at once."""
+    with Rig(config=CONFIG) as rig:
+        client, watcher = named(monkeypatch, rig, b"x.1"), rig.open()
+        count = 1000
+        lines = b"".join(b"SUB %s g%d %d\r\n" % (WATCHED, n, n) for n in range(count))
+        rig.send(watcher, lines + b"PING\r\n")
+        rig.settle(watcher, b"PONG\r\n")
+        crowd(rig, 1000, b"q")
+        busy = rig.open()
+        closed = rig.router.stats()["sessions_closed"]
+        fill(rig, busy, watcher, b"PING\r\n")
+        rig.reset(client)
+        for _ in range(2):  # it is noticed, and the router is told
+            rig.turn_connmgr()
+            rig.turn_router()
+        assert rig.router.stats()["sessions_closed"] == closed + 1
+        told = rig.settle(watcher, b"PONG\r\n")
+        while told.count(b'"event":"down"') < count:
+            rig.turn_connmgr()
+            rig.turn_router()
+            told += rig.peek(watcher)
+        assert sorted(int(it) for it in re.findall(rb"MSG \S+ (\d+) ", told)) == list(range(count))
+
+
+def test_a_name_waits_for_a_full_ring_of_its_watchers_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Somebody who listens to names is at a connmgr that takes nothing. The names of others wait
+    for it, and no message does; a group has a member elsewhere."""
+    with Rig(config=CONFIG, connmgrs=2) as rig:
+        away = rig.open(b"SUB _midair.clients.y.* group g", index=1)
+        here = rig.open(b"SUB _midair.clients.y.* group g", b"SUB quiet 3")
+        watchers = 16_000  # to tell them takes more of a ring than one message does
+        subscribe(rig, away, watchers, WATCHED)
+        subscribe(rig, rig.open(index=1), 1000, b"q")
+        client, other = named(monkeypatch, rig, b"x.1"), named(monkeypatch, rig, b"y.1")
+        busy = rig.open()
+        rig.settle(here, b"")
+        rig.settle(away, b"")
+        before = rig.router.stats()["messages"]
+        count = 124  # of the ring a few batches are left
+        rig.send(busy, flood(count))
+
+        def routed() -> bool:
+            rig.turn_connmgr(0)
+            rig.turn_router()
+            return rig.router.stats()["messages"] == before + count
+
+        eventually(routed, "it stands still, and the rest of its ring is used")
+        for gone in (client, other):
+            rig.reset(gone)
+        rig.turn_connmgr(0)
+        rig.send(here, b"PUB quiet 1\r\n1\r\nPING\r\n")
+        data = b""
+        while not data.endswith(b"PONG\r\n"):
+            rig.turn_connmgr(0)
+            rig.turn_router()
+            data += rig.peek(here)
+        assert b"MSG quiet 3 1\r\n1\r\n" in data
+        assert data.count(b'"event":"down"') == 1  # y.1
+        assert rig.router.stats()["sessions_closed"] == 1
+        told = b""
+
+        def all_told() -> bool:
+            nonlocal told
+            rig.turn_connmgr()
+            rig.turn_router()
+            told += rig.peek(away)
+            return told.count(b'"event":"down"') == watchers
+
+        eventually(all_told, "they are told when their connmgr takes something")
+        assert rig.router.stats()["sessions_closed"] == 2

@@ -35,7 +35,8 @@
 #define MODES_DEADLINE_NS 600000000000ULL /* of a request that names none: ten minutes */
 #define MODES_PAGE_BYTES 3072u         /* body of one answer to "who is there" */
 #define MODES_WATCHERS_EACH 1024u      /* subscriptions in one order of presence */
-#define MODES_WATCHERS_MAX 16384u      /* told of one change of presence; more are not */
+#define MODES_WATCHERS_MAX 16384u      /* told of one change of presence, and as many groups as above; more are not */
+#define MODES_WATCHERS_ROOM (3 + MODES_WATCHERS_MAX / MODES_WATCHERS_EACH) /* batches of one ring that takes at most */
 #define MODES_EXPIRE_A_STEP 32u
 #define MODES_BUCKETS 65536u           /* of the hashes of sessions and of names */
 #define MODES_WORK_SETTLED 16u         /* of a request or leg that is settled */
@@ -101,7 +102,7 @@ int modes_open(struct router *rt);
 void modes_start(struct router *rt);
 /* A message with REF_MODE, as route_message(). */
 int modes_message(struct router *rt, uint32_t from, const struct ref_message *r, uint64_t hash);
-/* REF_READY of a client that has a name. 1: done, also when it was refused; 0: no room. */
+/* REF_READY of a client that has a name: enum routed. It is also done when it was refused. */
 void modes_name_kept(struct router *rt, const struct ref_name_kept *r);
 int modes_name(struct router *rt, uint32_t from, const struct ref_ready *r);
 /* A connection is over: everything it asked or was asked is settled, in steps: enum routed. */
