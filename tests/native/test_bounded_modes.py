@@ -325,3 +325,58 @@ def test_a_name_waits_for_a_full_ring_of_its_watchers_alone(
 
         eventually(all_told, "they are told when their connmgr takes something")
         assert rig.router.stats()["sessions_closed"] == 2
+
+
+# ---- ports that stand still ----
+
+
+def test_who_waits_for_a_port_goes_on_though_others_keep_it_busy() -> None:
+    """It takes orders again, and its own clients keep its ring fuller than half."""
+    with Rig(config=CONFIG, connmgrs=2) as rig:
+        away, local = rig.open(b"SUB far far", index=1), rig.open(index=1)
+        subscribe(rig, away, 1000, b"q")
+        client = rig.open()
+
+        def held() -> bool:
+            rig.send(client, flood(60))
+            rig.turn_connmgr(0)
+            rig.turn_router()
+            return rig.connmgrs[0].stats()["held"] > 0
+
+        eventually(held, "the port stands still, and its publisher waits")
+        got = b""
+
+        def came() -> bool:
+            nonlocal got
+            local.sendall(flood(120))
+            for _ in range(4):  # less of the ring is taken than local has brought
+                rig.turn_connmgr()
+                rig.turn_router()
+            got = got[-100:] + rig.peek(away)
+            return b"MSG far far " in got
+
+        client.sendall(b"PUB far 1\r\n1\r\n")
+        eventually(came, "it is read again")
+
+
+def test_a_router_says_that_nobody_waits_for_a_retired_port(place: Runtime) -> None:
+    """Its predecessor may have told somebody to wait for a port that there is no more."""
+    refs, orders = Queue(), Queue()
+    try:
+        router = Router(
+            open_routing(place, 2, 16, 1024),
+            1,
+            1024,
+            0,
+            False,
+            refs=[refs.fd],
+            orders=[orders.fd],
+        )
+        router.start()
+        router.turn(1)
+        batch, _ = orders.queue.receive()
+        kind, _, _, _, ports = struct.unpack_from("<BBHIQ", batch, lib.BATCH_HEAD)
+        assert (kind, ports) == (STILL_OVER, 2**lib.PORTS_MAX - 1)
+    finally:
+        for queue in (refs, orders):
+            queue.queue.close()

@@ -110,6 +110,7 @@ struct router {
     mqd_t refs[PORTS_MAX];
     int armed[PORTS_MAX]; /* waiting for room in the orders queue */
     int stuck[PORTS_MAX]; /* the input of this port waits for room in a ring */
+    uint32_t first;       /* the port that is visited first: one that found no room */
     int listening[PORTS_MAX];
     /* Fairness between ports, see fair_may_go(). */
     uint64_t passes[PORTS_MAX];
@@ -121,6 +122,7 @@ struct router {
     uint32_t still;                  /* those that stand still, as bits */
     uint64_t still_sent[PORTS_MAX];  /* batches that each had taken when it was last looked at, */
     uint64_t still_ns[PORTS_MAX];    /* and since when its queue is full and it has taken none; 0: it is not so */
+    uint64_t still_over_ns[PORTS_MAX]; /* since when it takes orders again */
     uint32_t still_told[PORTS_MAX];  /* by port: ports with clients that may have been told to wait for it, as bits */
     uint64_t *still_said_ns;         /* by client: when it was last told to wait */
     int epoll;
