@@ -60,9 +60,9 @@ class Counted(Rig):
         self.label = UNMEASURED
         super().__init__(flow_leases)
 
-    def turn_connmgr(self) -> None:
+    def turn_connmgr(self, index: int | None = None) -> None:
         self.turns.append(self.label)
-        super().turn_connmgr()
+        super().turn_connmgr(index)
 
     def turn_router(self) -> None:
         self.turns.append(self.label)

@@ -12,10 +12,11 @@ import fcntl
 import os
 import select
 import socket
+import struct
 import termios
 import time
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from connmgr.protocols import nats
 from midair import names
@@ -45,13 +46,18 @@ class Rig:
     """Turns of the connection manager and of the router, one at a time.
 
     `flow_leases`: whether decisions of the router are repeated; else it is asked about everything.
+    `connmgrs`: how many; `connmgr` is the first of them.
     """
 
-    def __init__(self, flow_leases: bool = False, config: Config = CONFIG) -> None:
+    def __init__(
+        self, flow_leases: bool = False, config: Config = CONFIG, connmgrs: int = 1
+    ) -> None:
+        self.count = connmgrs
         self.flow_leases = flow_leases
         self.config = config
         self.instance = f"rig-{os.getpid()}"
-        self._queues: list[ipc.Queue] = []
+        self._queues: list[tuple[ipc.Queue, ...]] = []  # of each connmgr: references, orders
+        self._journals: list[Any] = []
         self._clients: dict[socket.socket, int] = {}  # and the descriptor of the other end
         self._uids: dict[socket.socket, int] = {}
         self._left: set[int] = set()  # uids of those that may go
@@ -65,24 +71,41 @@ class Rig:
     def _open(self) -> None:
         config = self.config
         limits, runtime = config.limits, self.runtime
-        self._queues = [ipc.open_queue(runtime.queue(noun, 0)) for noun in names.QUEUES]
+        self._queues = [
+            tuple(ipc.open_queue(runtime.queue(noun, n)) for noun in names.QUEUES)
+            for n in range(self.count)
+        ]
         self._table = ConnTable.open(runtime, limits.max_connections, create=True)
         self._table.reap()
         subscriptions = config.connmgr.subscriptions
-        refs, orders = (queue.fd for queue in self._queues)
-        self._routing = open_routing(runtime, 1, limits.max_connections, subscriptions)
+        self._routing = open_routing(runtime, self.count, limits.max_connections, subscriptions)
         self.router = self.successor()
         self.router.start()
-        self._journal = native.open_journal(
-            runtime, 0, limits.max_connections, subscriptions, config.connmgr.output_bytes
+        self.connmgrs = [self._make_connmgr(n) for n in range(self.count)]
+        self.connmgr = self.connmgrs[0]
+        chunks = native.arena_chunks(config.connmgr.arena_bytes)
+        self._arenas = [native.open_arena(runtime, n, chunks) for n in range(self.count)]
+        for connmgr in self.connmgrs:
+            for n, arena in enumerate(self._arenas):
+                connmgr.add_arena(n, arena)
+            connmgr.load()
+            connmgr.start()
+
+    def _make_connmgr(self, index: int) -> native.Connmgr:
+        config = self.config
+        limits, subscriptions = config.limits, config.connmgr.subscriptions
+        refs, orders = (queue.fd for queue in self._queues[index])
+        journal = native.open_journal(
+            self.runtime, index, limits.max_connections, subscriptions, config.connmgr.output_bytes
         )
-        self.connmgr = native.Connmgr(
-            self._journal,
+        self._journals.append(journal)
+        return native.Connmgr(
+            journal,
             self._table.pointer,
             refs,
             orders,
-            index=0,
-            ports=1,
+            index=index,
+            ports=self.count,
             max_payload=limits.max_payload,
             max_control_line=limits.max_control_line,
             max_subscriptions=config.subscriptions_each,
@@ -98,23 +121,17 @@ class Rig:
             flow_leases=self.flow_leases,
             slow=[native.SLOW.index(policy) for policy in config.slow_consumers],
         )
-        chunks = native.arena_chunks(config.connmgr.arena_bytes)
-        self._arena = native.open_arena(runtime, 0, chunks)
-        self.connmgr.add_arena(0, self._arena)
-        self.connmgr.load()
-        self.connmgr.start()
 
     def successor(self) -> Router:
         """Another router over the same segment and queues: the present one is not used again."""
-        refs, orders = (queue.fd for queue in self._queues)
         return Router(
             self._routing,
-            1,
+            self.count,
             self.config.router.subjects,
             0,
             False,
-            refs=[refs],
-            orders=[orders],
+            refs=[refs.fd for refs, _ in self._queues],
+            orders=[orders.fd for _, orders in self._queues],
         )
 
     def __enter__(self) -> Self:
@@ -131,20 +148,28 @@ class Rig:
     def _remove(self) -> None:
         for client in self._clients:
             client.close()
-        for queue in self._queues:
-            queue.close()
+        for queues in self._queues:
+            for queue in queues:
+                queue.close()
         ipc.remove_all(self.instance)
         self.runtime.remove()
 
     # ---- steps -----------------------------------------------------------------------------------
 
-    def turn_connmgr(self) -> None:
-        """Reads what clients sent and does what the router ordered, as far as there is any."""
-        events = self.connmgr.turn(0)
+    def turn_connmgr(self, index: int | None = None) -> None:
+        """Reads what clients sent and does what the router ordered, as far as there is any.
+
+        `index`: whose turn it is, of several; else one after the other.
+        """
+        for connmgr in self.connmgrs if index is None else [self.connmgrs[index]]:
+            self._turn(connmgr)
+
+    def _turn(self, connmgr: native.Connmgr) -> None:
+        events = connmgr.turn(0)
         for event in events:  # an answer may bring more of them
             if event.type == native.CONNECT:
                 client = nats.connect(event.data, event.code)
-                events += self.connmgr.connected(event.slot, event.uid, client.options, client.name)
+                events += connmgr.connected(event.slot, event.uid, client.options, client.ipc_name)
             elif event.type == native.CLOSED and event.uid not in self._left:
                 raise RigError(f"a client was refused: {event}")
 
@@ -185,9 +210,9 @@ class Rig:
     def drain(self) -> None:
         """Turns until every message that came in has been routed and written."""
         for _ in range(TURNS_MAX):
-            ours, theirs = self.connmgr.stats(), self.router.stats()
-            routed = ours["messages_in"] == theirs["messages"] + ours["repeated"]
-            if routed and self.live() == 0:
+            ours, theirs = [it.stats() for it in self.connmgrs], self.router.stats()
+            asked = sum(it["messages_in"] - it["repeated"] for it in ours)
+            if asked == theirs["messages"] and self.live() == 0:
                 return
             self.turn_router()
             self.turn_connmgr()
@@ -206,21 +231,32 @@ class Rig:
 
     def leave(self, client: socket.socket) -> None:
         """Closes the connection; returns when connmgr and router have heard of it."""
-        count = self.connmgr.connections
+        count = self.connections
         self._left.add(self._uids.pop(client))
         del self._clients[client]
         client.close()
-        while self.connmgr.connections == count:  # what it is owed may be with the router
+        while self.connections == count:  # what it is owed may be with the router
             self.turn_connmgr()
             self.turn_router()
         self.turn_connmgr()
         self.turn_router()
 
+    def reset(self, client: socket.socket) -> None:
+        """Ends the connection without a word: what it is owed is not waited for."""
+        self._left.add(self._uids.pop(client))
+        del self._clients[client]
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        client.close()
+
+    @property
+    def connections(self) -> int:
+        return sum(it.connections for it in self.connmgrs)
+
     def live(self) -> int:
         """Messages that are still in memory."""
-        return native.arena_census(self._arena)[0]
+        return sum(native.arena_census(arena)[0] for arena in self._arenas)
 
-    def open(self, *lines: bytes) -> socket.socket:
+    def open(self, *lines: bytes, index: int = 0) -> socket.socket:
         """A client that has connected and sent these lines, each without CR LF."""
         with socket.create_server(("127.0.0.1", 0)) as listener:
             client = socket.create_connection(listener.getsockname())
@@ -229,11 +265,11 @@ class Rig:
         server.setblocking(False)
         server.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        assigned = self._table.assign(0, 0, address[0], address[1], time.time_ns())
+        assigned = self._table.assign(index, 0, address[0], address[1], time.time_ns())
         if assigned is None:
             raise RigError("the connection table is full")
         self._uids[client] = assigned[1]
-        self.connmgr.adopt(*assigned, server.detach())
+        self.connmgrs[index].adopt(*assigned, server.detach())
         self.send(client, CONNECT + b"".join(line + b"\r\n" for line in (*lines, b"PING")))
         self.settle(client, b"PONG\r\n")
         return client

@@ -23,7 +23,7 @@ ROLES = ("crowd", "crowd", "topics", "topics", "kinds", "small", "requests", "id
 # What only these pass, then what is around it.
 OWN = (
     *("mode.gathered", "mode.ordered", "mode.piece", "mode.legs_freed"),
-    *("mode.spreading", "mode.spread"),
+    *("mode.spreading", "mode.spread", "mode.section"),
 )
 ROUTER = (
     *("redo.ready", "redo.commit", "redo.half", "redo.applied", "redo.clear", "route.step"),

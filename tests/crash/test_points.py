@@ -48,7 +48,7 @@ def points() -> list[tuple[str, str]]:
 ELSEWHERE = (
     *("flow.applied", "raw.opened", "raw.dropped", "raw.fixed"),
     *("mode.gathered", "mode.ordered", "mode.piece", "mode.legs_freed"),
-    *("mode.spreading", "mode.spread"),
+    *("mode.spreading", "mode.spread", "mode.section"),
     *("lane.made", "lane.begun"),
 )
 

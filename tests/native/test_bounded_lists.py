@@ -23,11 +23,15 @@ def crowd(rig: Rig, count: int, subject: bytes) -> socket.socket:
     return client
 
 
+def flood(count: int) -> bytes:
+    """Messages to `q`, each of another size than the one before it: no runs."""
+    bodies = (b"x" * (n % 7 + 1) for n in range(count))
+    return b"".join(b"PUB q %d\r\n%s\r\n" % (len(it), it) for it in bodies)
+
+
 def fill(rig: Rig, busy: socket.socket, last: socket.socket, said: bytes) -> None:
-    """Orders of `busy` for which there is no turn; behind them what `last` says."""
-    rig.send(
-        busy, b"".join(b"PUB q %d\r\n%s\r\n" % (n % 7 + 1, b"x" * (n % 7 + 1)) for n in range(100))
-    )
+    """Orders for which the connection manager has no turn; behind them what `last` says."""
+    rig.send(busy, flood(100))
     rig.send(last, said)
     rig.turn_connmgr()
     for _ in range(20):

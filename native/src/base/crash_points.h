@@ -90,6 +90,7 @@ CRASH_POINT(MODE_PIECE, "mode.piece", "router")                /* some of them o
 CRASH_POINT(MODE_LEGS_FREED, "mode.legs_freed", "router")      /* some legs of one that ended freed */
 CRASH_POINT(MODE_SPREADING, "mode.spreading", "router")        /* a piece of what goes to several topics, not committed */
 CRASH_POINT(MODE_SPREAD, "mode.spread", "router")              /* a piece of what goes to several topics, or to a kind */
+CRASH_POINT(MODE_SECTION, "mode.section", "router")            /* all that listen to one of several topics have it */
 CRASH_POINT(MODE_SESSION_SAID, "mode.session_said", "router")  /* a message of a session was written */
 CRASH_POINT(MODE_REPLIED, "mode.replied", "router")            /* a reply was written */
 CRASH_POINT(MODE_COMMITTED, "mode.committed", "router")        /* one of these committed, not sent */

@@ -1,7 +1,8 @@
 /* aside: references that would hold up others, and the share of their connections.
  *
  * All references of a port come one behind the other, those of all its clients. One that takes long (a list
- * of recipients longer than half a ring, the end of a connection with very many subscriptions), or that is
+ * of recipients longer than half a ring, the end of a connection with very many subscriptions or requests), that
+ * waits for room in the ring of another port to tell others of a name or of an end, or that is
  * of a connection which has used up its allowance of work, is set aside (R7): copied into the routing segment,
  * together with all that follow of that connection. The others go on. What was set aside is done in slices, a
  * connection at a time, between the visits to the ports: so whatever one connection asks for, it costs

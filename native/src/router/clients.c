@@ -64,6 +64,16 @@ static void read_text(struct router *rt, const struct routing_sub *s, char *to)
     }
 }
 
+const char *clients_subject(struct router *rt, const struct routing_sub *s)
+{
+    static char text[2 * 65536]; /* lengths are 16 bits each */
+
+    if (!s->more)
+        return s->text;
+    read_text(rt, s, text);
+    return text;
+}
+
 static void free_text(struct router *rt, const struct routing_sub *s)
 {
     rt->client_cells[(uint32_t)s->word] -= cells_needed(s->subject_len + s->queue_len);
@@ -157,8 +167,10 @@ static int close_client(struct router *rt, uint32_t from, const struct ref_close
     struct routing_client *s = &routing_clients(rt->seg)[r->conn];
 
     if (s->uid == r->uid) {
-        if (modes_conn_involved(rt, r->conn) && !modes_close(rt, from, r))
-            return 0;
+        int done = modes_conn_involved(rt, r->conn) ? modes_close(rt, from, r) : ROUTED;
+
+        if (done != ROUTED)
+            return done;
         if (clients_drop_some(rt, r->conn))
             return rt->aside_now ? ROUTED_LATER : ROUTED_ASIDE;
         s->uid = 0; /* "client.closed" */
@@ -216,9 +228,11 @@ static int unsubscribe(struct router *rt, uint32_t from, const struct ref_unsubs
     int there = slot < rt->seg->subs_high[from] &&
                 s->word == (ROUTING_ACTIVE | (r->sub & ROUTING_EPOCH) | r->conn);
 
-    if (there && (max == 0 || (s->queue_len && s->routed >= max)) && modes_sub_pinned(rt, from, slot) &&
-        !modes_unpin(rt, from, r, slot))
-        return 0;
+    int ends = there && (max == 0 || (s->queue_len && s->routed >= max)) && modes_sub_pinned(rt, from, slot);
+    int done = ends ? modes_unpin(rt, from, r, slot) : ROUTED;
+
+    if (done != ROUTED)
+        return done;
     if (max == 0) {
         if (there)
             clients_drop_sub(rt, from, slot, 0);
@@ -279,13 +293,12 @@ int clients_handle(struct router *rt, uint32_t from, const struct ref *r)
 /* Adds an active subscription of the table to what is derived. */
 static int restore(struct router *rt, uint32_t port, uint32_t slot)
 {
-    static char text[2 * 65536]; /* lengths are 16 bits each */
     struct routing_sub *s = routing_sub(rt->seg, port, slot);
     uint8_t *used = (uint8_t *)rt->sorted; /* scratch, zeroed */
 
     if (s->stamp == rt->seg->step + 1)
         s->routed = s->base;
-    read_text(rt, s, text);
+    const char *text = clients_subject(rt, s);
     int err = index_add(rt->index, INDEX_SUB(port, slot), (uint32_t)s->word, text, s->subject_len,
                         text + s->subject_len, s->queue_len);
 

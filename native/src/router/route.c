@@ -20,6 +20,7 @@
 #define LIST_MAX ((BATCH_RECORD_MAX - ORDER_BYTES_MIN) / 4)
 #define PICKS_MAX 4096u
 #define WORK_RECIPIENTS 4u /* of a list that is copied, for a unit of work */
+#define WORK_MEMBERS 16u   /* that are passed over */
 #define PICKS_WAIT UINT32_MAX
 #define RUN_BYTES_MAX (BATCH_BYTES - 128u) /* of one order with its load: there may be a mark beside it */
 
@@ -40,21 +41,23 @@ void route_count_pick(struct router *rt, index_sub sub)
         rt->spent[rt->spent_count++] = sub;
 }
 
-/* The first member from `at` on that is not on one of these ports, and not the sender if it does not want its
- * echo; ROUTER_NONE: there is none. */
-static uint32_t member_elsewhere(const struct index_group *group, const struct ref_message *r, uint32_t at, uint32_t ports)
+uint32_t route_member(struct router *rt, const struct index_group *group, uint32_t at, uint32_t not_conn, uint32_t not_ports)
 {
-    for (uint32_t tries = group->count; tries; tries--) {
-        if (!(r->flags & REF_NO_ECHO && group->conns[at] == r->conn) && !(ports >> INDEX_SUB_PORT(group->subs[at]) & 1))
-            return at;
+    uint32_t tries = 0;
+
+    for (; tries < group->count; tries++) {
+        if (group->conns[at] != not_conn && !(not_ports >> INDEX_SUB_PORT(group->subs[at]) & 1))
+            break;
         at = at + 1 < group->count ? at + 1 : 0;
     }
-    return ROUTER_NONE;
+    rt->work += tries / WORK_MEMBERS;
+    return tries < group->count ? at : ROUTER_NONE;
 }
 
 /* One member per group. Those of ports that stand still or have no room (`full`, as bits) are passed over for
  * others; PICKS_WAIT if all that a group has are of ports without room. */
-static uint32_t pick_members(struct router *rt, const struct index_match *m, const struct ref_message *r, uint32_t full)
+static __attribute__((noinline)) uint32_t pick_members(struct router *rt, const struct index_match *m,
+                                                       const struct ref_message *r, uint32_t full)
 {
     uint32_t count = 0;
 
@@ -63,10 +66,12 @@ static uint32_t pick_members(struct router *rt, const struct index_match *m, con
         uint32_t first = index_group_pick(group), at = first;
 
         if (r->flags & REF_NO_ECHO || full || rt->still) {
-            at = member_elsewhere(group, r, first, full | rt->still);
+            uint32_t echo = r->flags & REF_NO_ECHO ? r->conn : ROUTER_NONE;
+
+            at = route_member(rt, group, first, echo, full | rt->still);
             if (at == ROUTER_NONE && rt->still)
-                at = member_elsewhere(group, r, first, full);
-            if (at == ROUTER_NONE && full && member_elsewhere(group, r, first, 0) != ROUTER_NONE)
+                at = route_member(rt, group, first, echo, full);
+            if (at == ROUTER_NONE && full && route_member(rt, group, first, echo, 0) != ROUTER_NONE)
                 return PICKS_WAIT;
         }
         if (at != ROUTER_NONE)
@@ -143,47 +148,14 @@ static void write_list(struct writer *w, uint32_t port, const uint32_t *subs, ui
     }
 }
 
-static uint32_t subject_len(struct router *rt, index_sub sub)
-{
-    return routing_sub(rt->seg, INDEX_SUB_PORT(sub), INDEX_SUB_SLOT(sub))->subject_len;
-}
-
-/* Of several the one with the longest subject: that of its inbox, not one that listens to all. */
-static uint32_t own_plain(struct router *rt, uint32_t conn, const struct index_match *m, uint32_t len)
-{
-    index_sub own = ROUTER_NONE;
-
-    for (uint32_t i = 0, longest = 0; i < m->count && longest < len; i++)
-        if (m->conns[i] == conn && (own == ROUTER_NONE || subject_len(rt, m->subs[i]) > longest)) {
-            own = m->subs[i];
-            longest = subject_len(rt, own);
-        }
-    return own;
-}
-
-uint32_t route_own_sub(struct router *rt, uint32_t conn, const char *subject, uint32_t len)
-{
-    const struct index_match *m = index_match(rt->index, subject, len, index_hash(subject, len));
-    index_sub own = own_plain(rt, conn, m, len);
-
-    if (own != ROUTER_NONE)
-        return own;
-    for (uint32_t g = 0; g < m->group_count; g++)
-        for (uint32_t i = 0; i < m->groups[g].count; i++)
-            if (m->groups[g].conns[i] == conn)
-                return m->groups[g].subs[i];
-    return ROUTER_NONE;
-}
-
 static int nobody(struct router *rt, uint32_t from, const struct ref_message *r, uint64_t handle, uint32_t messages)
 {
     if (!router_room(rt, from, 0))
         return 0;
     rt->stats.no_recipients += messages;
     if (r->flags & REF_NO_RESPONDERS) {
-        const char *reply = ref_reply(r); /* a 503 goes to no queue group: the request may not be of who would get it */
-        const struct index_match *own = index_match(rt->index, reply, r->reply_len, index_hash(reply, r->reply_len));
-        uint32_t sub = own_plain(rt, r->conn, own, r->reply_len);
+        /* It goes to no queue group: the request may not be of who would get it. */
+        uint32_t sub = own_plain(rt, r->conn, ref_reply(r), r->reply_len);
 
         if (sub != ROUTER_NONE && INDEX_SUB_PORT(sub) == from) {
             rt->stats.no_responders++;
@@ -206,6 +178,7 @@ static uint32_t without_echo(struct router *rt, const struct index_match *m, uin
 {
     uint32_t count = 0;
 
+    rt->work += m->count / WORK_MEMBERS;
     for (uint32_t i = 0; i < m->count; i++)
         if (m->conns[i] != conn)
             rt->sorted[count++] = m->subs[i];

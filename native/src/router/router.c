@@ -152,6 +152,8 @@ static __attribute__((noinline)) int handle_alone(struct router *rt, uint32_t fr
 /* The reference is not done: it was set aside (ROUTED_ASIDE), or the batch goes on there later. */
 static __attribute__((noinline)) int not_routed(struct router *rt, uint32_t from, const struct ref *r, int done)
 {
+    if (done == ROUTED_LATER)
+        aside_charge(rt, from, r->conn);
     if (done < 0 || (done == ROUTED_ASIDE && aside_put(rt, from, r)))
         return done;
     router_commit_at(rt, from, router_at(rt, from, r));
@@ -297,6 +299,8 @@ static int visit(struct router *rt, uint32_t from)
     struct routing_in *in = &rt->seg->in[from];
     struct batch_inbox *inbox = &routing_lane(rt->seg, from)->inbox;
 
+    int tried = 0;
+
     rt->work_until = rt->work + ROUTER_WORK_A_VISIT;
     for (int i = 0; i < ROUTER_BATCHES_A_VISIT && rt->work <= rt->work_until; i++) {
         rt->ahead[from] = rt->conf.ports > 1 && !fair_may_go(rt, from);
@@ -318,7 +322,10 @@ static int visit(struct router *rt, uint32_t from)
         for (uint32_t m = 0; m < rt->conf.ports; m++)
             (void)instruct_send(rt, m, INSTRUCT_ROUTED);
         if (done == ROUTED_NO_ROOM) {
+            if (!tried++)
+                continue; /* what was just sent may have made some */
             rt->stuck[from] = 1;
+            rt->first = from;
             rt->stats.blocked++;
             return 0;
         }
@@ -356,11 +363,12 @@ static int look(struct router *rt)
     uint64_t next_ns = modes_next_ns(rt);
 
     if (next_ns && next_ns <= rt->now_ns)
-        modes_expire(rt);
+        more = modes_expire(rt);
     rt->holding = 0;
     if (__builtin_expect(rt->still_watch != 0, 0))
         still_look(rt);
-    for (uint32_t m = 0; m < rt->conf.ports; m++) {
+    /* From the last one that found no room on: the others take what there is behind it. */
+    for (uint32_t left = rt->conf.ports, m = rt->first; left; left--, m = m + 1 < rt->conf.ports ? m + 1 : 0) {
         rt->stuck[m] = 0;
         int got = visit(rt, m);
 

@@ -5,6 +5,7 @@
  *
  *   router.c      opening, the turn, start
  *   route.c       one message to its recipients
+ *   own.c         a connection's own subscription
  *   instruct.c    the orders themselves, and when they leave
  *   still.c       ports that take no orders, and who has to wait for them
  *   clients.c     clients and their subscriptions
@@ -110,6 +111,7 @@ struct router {
     mqd_t refs[PORTS_MAX];
     int armed[PORTS_MAX]; /* waiting for room in the orders queue */
     int stuck[PORTS_MAX]; /* the input of this port waits for room in a ring */
+    uint32_t first;       /* the port that is visited first: one that found no room */
     int listening[PORTS_MAX];
     /* Fairness between ports, see fair_may_go(). */
     uint64_t passes[PORTS_MAX];
@@ -122,6 +124,7 @@ struct router {
     uint32_t still_watch;            /* those that are looked at: their queue is full, or somebody was told to wait, as bits */
     uint64_t still_sent[PORTS_MAX];  /* batches that each had taken when it was last looked at, */
     uint64_t still_ns[PORTS_MAX];    /* and since when its queue is full and it has taken none; 0: it is not so */
+    uint64_t still_over_ns[PORTS_MAX]; /* since when it takes orders again */
     uint32_t still_told[PORTS_MAX];  /* by port: ports with clients that may have been told to wait for it, as bits */
     uint64_t *still_said_ns;         /* by client: when it was last told to wait */
     int epoll;
@@ -189,8 +192,13 @@ void route_list_add(struct router *rt, uint32_t from, index_sub sub);
 uint32_t route_list_next(const struct router *rt, uint32_t from, uint64_t progress, uint32_t most, index_sub *ret_subs);
 /* A subscription goes: no list that is being ordered names it. */
 void route_forget(struct router *rt, index_sub sub);
-/* A connection's own subscription that would get a message to `subject`, or ROUTER_NONE. */
-uint32_t route_own_sub(struct router *rt, uint32_t conn, const char *subject, uint32_t len);
+/* The first member of a group from `at` on that is not of this connection (ROUTER_NONE: any) and not on one of these
+ * ports (as bits), or ROUTER_NONE. */
+uint32_t route_member(struct router *rt, const struct index_group *group, uint32_t at, uint32_t not_conn, uint32_t not_ports);
+/* A connection's own subscription that would get a message to `subject`, or ROUTER_NONE. The second: also one in
+ * a queue group, if there is no other. */
+uint32_t own_plain(struct router *rt, uint32_t conn, const char *subject, uint32_t len);
+uint32_t own_sub(struct router *rt, uint32_t conn, const char *subject, uint32_t len);
 /* Counts a message on a member of a queue group; those that have had their maximum are dropped by
  * the second, after everything of the message is appended. */
 void route_count_pick(struct router *rt, index_sub sub);
@@ -202,6 +210,8 @@ int clients_start(struct router *rt);
 /* with_step: the change becomes valid with the step being made, not at once. */
 void clients_drop_sub(struct router *rt, uint32_t port, uint32_t slot, int with_step);
 
+/* The subject and the queue group of a subscription, until the next call. */
+const char *clients_subject(struct router *rt, const struct routing_sub *s);
 void router_mark_begin(struct router *rt, uint32_t from, const struct batch *b);
 void router_mark_end(struct router *rt);
 void router_mark(struct router *rt, struct batch_out *o, uint32_t bytes);

@@ -17,23 +17,27 @@
  * The structure: private to the router, derived. The two orders are appended like others and become valid with
  *               the step they are made in.
  * After a crash: a connmgr that starts holds nobody; who publishes on is told again. A router that starts does
- *               not know who was told, and tells every port that all others take orders as soon as they do.
+ *               not know who was told, and tells every port that all take orders as soon as they do, and that nobody
+ *               has to wait for ports past its own: one that was retired.
  */
 #include "router/instruct.h"
 
+#include "base/clock.h"
+
 #define SAY_AGAIN_NS 20000000ULL /* a connection that was told and publishes on: what was on its way, or its connmgr has forgotten */
+
+static uint32_t all_ports(const struct router *rt) { return (uint32_t)((1ULL << rt->conf.ports) - 1); }
 
 void still_start(struct router *rt)
 {
-    uint32_t all = (uint32_t)((1ULL << rt->conf.ports) - 1);
-
-    for (uint32_t i = 0; i < rt->conf.ports; i++)
-        rt->still_told[i] = all & ~(1u << i);
-    rt->still_watch = all;
+    for (uint32_t i = 0; i < rt->conf.ports; i++) {
+        rt->still_told[i] = all_ports(rt);
+        rt->still_over_ns[i] = clock_ns();
+    }
+    rt->still_watch = all_ports(rt);
 }
 
-/* Those who were told to wait for this port need not any more. Half of its ring is free: they do not stop and
- * go with every batch. */
+/* Those who were told to wait for this port need not any more, nor for ports that there are no more. */
 static void go_on(struct router *rt, uint32_t port)
 {
     for (uint32_t left = rt->still_told[port]; left; left &= left - 1) {
@@ -41,9 +45,17 @@ static void go_on(struct router *rt, uint32_t port)
 
         if (!router_room(rt, to, 1))
             continue;
-        instruct_wait(rt, to, ORDER_STILL_OVER, 0, 1u << port);
+        instruct_wait(rt, to, ORDER_STILL_OVER, 0, 1u << port | ~all_ports(rt));
         rt->still_told[port] &= ~(1u << to);
     }
+}
+
+/* Half of its ring is free, so they do not stop and go with every batch; or it has taken orders for a while, and
+ * others keep its ring full. */
+static int is_over(const struct router *rt, uint32_t port)
+{
+    return !(rt->still >> port & 1) && (batch_out_room(&rt->out[port]) >= BATCH_RING / 2 ||
+                                        rt->now_ns - rt->still_over_ns[port] >= ROUTER_STILL_NS);
 }
 
 void still_look(struct router *rt)
@@ -56,6 +68,8 @@ void still_look(struct router *rt)
         if (!o->blocked || sent != rt->still_sent[i]) {
             rt->still_sent[i] = sent;
             rt->still_ns[i] = 0;
+            if (__builtin_expect(rt->still >> i & 1, 0))
+                rt->still_over_ns[i] = rt->now_ns;
             rt->still &= ~(1u << i);
         } else if (!rt->still_ns[i]) {
             rt->still_ns[i] = rt->now_ns;
@@ -63,7 +77,7 @@ void still_look(struct router *rt)
             rt->still |= 1u << i;
         }
         router_settle_room(rt, i);
-        if (rt->still_told[i] && !(rt->still >> i & 1) && batch_out_room(o) >= BATCH_RING / 2)
+        if (__builtin_expect(rt->still_told[i] && is_over(rt, i), 0))
             go_on(rt, i);
         if (!o->blocked && !rt->still_told[i])
             rt->still_watch &= ~(1u << i);

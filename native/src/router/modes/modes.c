@@ -422,7 +422,7 @@ void modes_add_number(struct fields *f, enum status_field field, uint64_t value)
 void modes_tell(struct router *rt, uint32_t conn, const char *reply, uint32_t reply_len,
                 enum mode_status status, const struct fields *fields)
 {
-    index_sub sub = route_own_sub(rt, conn, reply, reply_len);
+    index_sub sub = own_sub(rt, conn, reply, reply_len);
     uint32_t slot = INDEX_SUB_SLOT(sub);
 
     if (sub == ROUTER_NONE)

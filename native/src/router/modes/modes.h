@@ -29,13 +29,18 @@
 #define MODES_FANOUT_STEP 1024u        /* of those, how many are asked in one step */
 #define MODES_GATHER_STEP 4096u        /* and how many legs are taken in one */
 #define MODES_SPREAD_STEP 1024u        /* recipients of a message to several topics, or to a kind, in one step */
+#define MODES_CHOICE 1024u             /* responders that are compared to choose one */
+#define MODES_WORK_COMPARED 4u         /* of them, for a unit of work (index.h) */
 #define MODES_WORK_LEG 4u              /* work (index.h) of a request to one responder */
 #define MODES_DEADLINE_NS 600000000000ULL /* of a request that names none: ten minutes */
 #define MODES_PAGE_BYTES 3072u         /* body of one answer to "who is there" */
 #define MODES_WATCHERS_EACH 1024u      /* subscriptions in one order of presence */
-#define MODES_WATCHERS_MAX 16384u      /* told of one change of presence; more are not */
+#define MODES_WATCHERS_MAX 16384u      /* told of one change of presence, and as many groups as above; more are not */
+#define MODES_WATCHERS_ROOM (3 + MODES_WATCHERS_MAX / MODES_WATCHERS_EACH) /* batches of one ring that takes at most */
 #define MODES_EXPIRE_A_STEP 32u
 #define MODES_BUCKETS 65536u           /* of the hashes of sessions and of names */
+#define MODES_WORK_SETTLED 16u         /* of a request or leg that is settled */
+#define MODES_SETTLED_AT_ONCE 256u     /* for a reference; with more it is set aside */
 
 #define MODES_FIELDS_MAX 128u /* bytes of the fields of a status: a number and a name */
 _Static_assert(MODES_FIELDS_MAX >= 2 * 2 + 20 + MODE_NAME_MAX, "see above");
@@ -74,6 +79,7 @@ struct modes {
     /* Scratch of one message. What has this `stamp` was met for it. */
     uint32_t stamp;
     uint32_t *sub_seen;   /* per subscription */
+    uint64_t choices; /* made among more than MODES_CHOICE */
     uint32_t *queue_seen; /* per queue name (index_group.queue) */
     struct mode_own *own; /* per connection: which of its subscriptions gets it */
     uint32_t *list;       /* who gets it: as many as there are subscriptions */
@@ -96,15 +102,16 @@ int modes_open(struct router *rt);
 void modes_start(struct router *rt);
 /* A message with REF_MODE, as route_any(). */
 int modes_message(struct router *rt, uint32_t from, const struct ref_message *r, uint64_t hash);
-/* REF_READY of a client that has a name. 1: done, also when it was refused; 0: no room. */
+/* REF_READY of a client that has a name: enum routed. It is also done when it was refused. */
 void modes_name_kept(struct router *rt, const struct ref_name_kept *r);
 int modes_name(struct router *rt, uint32_t from, const struct ref_ready *r);
-/* A connection is over: everything it asked or was asked is settled, in steps. 0: no room. */
+/* A connection is over: everything it asked or was asked is settled, in steps: enum routed. */
 int modes_close(struct router *rt, uint32_t from, const struct ref_close *r);
-/* A subscription is about to go: sessions that stay with it end. 0: no room. */
+/* A subscription is about to go: sessions that stay with it end: enum routed. */
 int modes_unpin(struct router *rt, uint32_t from, const struct ref_unsubscribe *r, uint32_t sub);
-/* Settles what is past its deadline, as far as there is room. Between steps. */
-void modes_expire(struct router *rt);
+/* Settles what is past its deadline, as far as there is room, and a slice of it at most. Between steps. 1: there is
+ * more that can be. */
+int modes_expire(struct router *rt);
 /* When modes_expire() has to be called next; 0: never. */
 static inline uint64_t modes_next_ns(const struct router *rt)
 {
@@ -176,7 +183,7 @@ int modes_is_of_kind(const struct router *rt, uint32_t conn, const struct kind *
 int modes_refuse(struct router *rt, uint32_t from, const struct ref_message *r, enum mode_status status);
 struct order *modes_order_leg(struct router *rt, const struct ref_message *r, uint32_t leg, uint64_t deadline_ns);
 int modes_less_loaded(const struct router *rt, uint32_t a, uint32_t b);
-index_sub modes_least_loaded(const struct router *rt, const struct ref_message *r, const uint32_t *subs,
+index_sub modes_least_loaded(struct router *rt, const struct ref_message *r, const uint32_t *subs,
                              const uint32_t *conns, uint32_t count);
 index_sub modes_choose_named(struct router *rt, const struct ref_message *r);
 /* ---- modes_fanout.c ---- */

@@ -32,6 +32,7 @@ static uint32_t listeners(struct router *rt, const struct ref_message *r, uint64
     }
     const struct index_match *m = index_match(rt->index, r->text, r->subject_len, hash);
 
+    rt->work += m->count / MODES_WORK_COMPARED + m->group_count;
     for (uint32_t i = 0; i < m->count; i++)
         if (!(r->flags & REF_NO_ECHO) || m->conns[i] != r->conn)
             list[count++] = m->subs[i];
@@ -139,6 +140,7 @@ static int order_unasked(struct router *rt, uint32_t from, const struct ref_mess
 {
     const struct mode_request *q = asked(rt, rt->place->asking);
     uint32_t *waiting = &rt->modes->spread[from].waiting, touched = (uint32_t)rt->place->touched, count = 0;
+    uint32_t gone_through = 0;
 
     if (!q)
         return ROUTED; /* it has ended */
@@ -150,6 +152,7 @@ static int order_unasked(struct router *rt, uint32_t from, const struct ref_mess
         struct mode_leg *g = &routing_legs(rt->seg)[leg - 1];
 
         next = rt->modes->leg_links[leg - 1].peer_next;
+        rt->work += ++gone_through % MODES_WORK_COMPARED == 0;
         if (!(g->word & MODE_UNASKED))
             continue;
         int stands = modes_leg_stands(rt, leg - 1);

@@ -147,46 +147,53 @@ static uint32_t subject_of(const char *name, uint32_t len, char *to)
     return (uint32_t)(end - to);
 }
 
-static void tell_watchers(struct router *rt, const struct mode_name *client, const char *event)
+/* Who is told, into modes.list; how many. Of a queue group one member, on a port that takes orders if there is one. */
+static uint32_t list_watchers(struct router *rt, const char *subject, uint32_t len)
+{
+    const struct index_match *m = index_match(rt->index, subject, len, index_hash(subject, len));
+    uint32_t plain = m->count < MODES_WATCHERS_MAX ? m->count : MODES_WATCHERS_MAX, *list = rt->modes->list;
+    uint32_t groups = m->group_count < MODES_WATCHERS_EACH ? m->group_count : MODES_WATCHERS_EACH;
+    uint32_t busy = groups ? rt->still | router_full(rt, MODES_WATCHERS_ROOM) : 0;
+
+    rt->work += (plain + groups) / MODES_WORK_COMPARED;
+    memcpy(list, m->subs, (size_t)plain * sizeof(*list));
+    for (uint32_t g = 0; g < groups; g++) {
+        struct index_group *group = &m->groups[g];
+        uint32_t first = index_group_pick(group), at = busy ? route_member(rt, group, first, ROUTER_NONE, busy) : first;
+
+        list[plain + g] = group->subs[at != ROUTER_NONE ? at : first];
+    }
+    return plain + groups;
+}
+
+/* 0: there is no room for that in the ring of somebody who is to be told, and for an answer to `from`; nothing
+ * was changed. */
+static int tell_watchers(struct router *rt, uint32_t from, const struct mode_name *client, const char *event)
 {
     char subject[MODE_NAME_MAX + 32], body[ENTRY_MAX];
     struct order_said head = {.subject_len = (uint16_t)subject_of(client->text, length(client), subject)};
+    uint32_t count = list_watchers(rt, subject, head.subject_len), *list = rt->modes->list, ends[PORTS_MAX] = {0};
 
     head.body_len = (uint16_t)(put_client(body, client, event) - body);
-    const struct index_match *m = index_match(rt->index, subject, head.subject_len,
-                                              index_hash(subject, head.subject_len));
-    uint32_t slots[MODES_WATCHERS_EACH], told = m->count < MODES_WATCHERS_MAX ? m->count : MODES_WATCHERS_MAX;
-
-    for (uint32_t i = 0; i < told;) {
-        uint32_t port = INDEX_SUB_PORT(m->subs[i]), n = 0;
-
-        while (i < told && n < MODES_WATCHERS_EACH && INDEX_SUB_PORT(m->subs[i]) == port)
-            slots[n++] = INDEX_SUB_SLOT(m->subs[i++]);
-        instruct_status(rt, port, slots, n, &head, subject, "", "", body);
-    }
-    for (uint32_t g = 0; g < m->group_count && g < MODES_WATCHERS_EACH; g++) {
-        index_sub sub = m->groups[g].subs[index_group_pick(&m->groups[g])];
-
-        slots[0] = INDEX_SUB_SLOT(sub);
-        instruct_status(rt, INDEX_SUB_PORT(sub), slots, 1, &head, subject, "", "", body);
-    }
-}
-
-/* Room for that, and for an answer to `from`. */
-static int room_for_watchers(struct router *rt, uint32_t from, const char *name, uint32_t len)
-{
-    char subject[MODE_NAME_MAX + 32];
-    uint32_t bytes = subject_of(name, len, subject);
-    const struct index_match *m = index_match(rt->index, subject, bytes, index_hash(subject, bytes));
-    uint32_t plain = m->count < MODES_WATCHERS_MAX ? m->count : MODES_WATCHERS_MAX;
-    uint32_t groups = m->group_count < MODES_WATCHERS_EACH ? m->group_count : MODES_WATCHERS_EACH;
-    /* A full list takes most of a batch; of the orders to groups at least 16 fit one. */
-    uint32_t need = plain || groups ? 2 + plain / MODES_WATCHERS_EACH + groups / 16 : 0;
-
-    for (uint32_t i = 0; need && i < rt->conf.ports; i++)
-        if (batch_out_room(&rt->out[i]) <= (need < BATCH_RING - 2 ? need : BATCH_RING - 2))
+    for (uint32_t i = 0; i < count; i++)
+        ends[INDEX_SUB_PORT(list[i])]++;
+    for (uint32_t port = 0; port < rt->conf.ports; port++) /* a full list takes most of a batch */
+        if ((ends[port] || port == from) && !router_room(rt, port, 2 + ends[port] / MODES_WATCHERS_EACH))
             return 0;
-    return router_room(rt, from, 1);
+    for (uint32_t port = 0, first = 0; port < rt->conf.ports; port++) { /* from here on: where those of each begin */
+        uint32_t here = ends[port];
+
+        ends[port] = first;
+        first += here;
+    }
+    for (uint32_t i = 0; i < count; i++)
+        rt->sorted[ends[INDEX_SUB_PORT(list[i])]++] = INDEX_SUB_SLOT(list[i]);
+    for (uint32_t port = 0, at = 0; port < rt->conf.ports; port++)
+        for (uint32_t n; at < ends[port]; at += n) {
+            n = ends[port] - at < MODES_WATCHERS_EACH ? ends[port] - at : MODES_WATCHERS_EACH;
+            instruct_status(rt, port, rt->sorted + at, n, &head, subject, "", "", body);
+        }
+    return 1;
 }
 
 /* ---- names come and go ---- */
@@ -225,8 +232,6 @@ int modes_name(struct router *rt, uint32_t from, const struct ref_ready *r)
         instruct_conn(rt, from, ORDER_NAME_GIVEN, r->conn, r->uid);
         return 1;
     }
-    if (!room_for_watchers(rt, from, r->name, name_len))
-        return 0;
     uint32_t holder = modes_find_name(rt, r->name, name_len);
 
     if (holder != ROUTER_NONE) {
@@ -238,13 +243,14 @@ int modes_name(struct router *rt, uint32_t from, const struct ref_ready *r)
     uint64_t word = MODE_USED | (uint64_t)r->name_len << 8 | name_len;
     struct mode_name now = *n;
 
+    now.word = word;
+    if (!tell_watchers(rt, from, &now, ",\"event\":\"up\"}"))
+        return rt->aside_now ? ROUTED_NO_ROOM : ROUTED_ASIDE;
     redo_put(&rt->redo, &n->word, word);
     rt->stepping = 1;
-    now.word = word;
-    tell_watchers(rt, &now, ",\"event\":\"up\"}");
     instruct_conn(rt, from, ORDER_NAME_GIVEN, r->conn, r->uid);
     CRASH(NAME_GIVEN);
-    router_commit_at(rt, from, router_at(rt, from, r) + r->bytes);
+    router_commit_at(rt, from, router_at(rt, from, r)); /* handled again, it is told so again */
     modes_hash_name(rt, r->conn);
     return 1;
 }
@@ -255,12 +261,11 @@ int modes_drop_name(struct router *rt, uint32_t from, const struct ref_close *r)
 
     if (r->conn >= rt->seg->names_high || !(n->word & MODE_USED))
         return 1;
-    if (!room_for_watchers(rt, from, n->text, length(n)))
+    if (!tell_watchers(rt, from, n, ",\"event\":\"down\"}"))
         return 0;
     unhash_name(rt, r->conn);
     redo_put(&rt->redo, &n->word, 0);
     rt->stepping = 1;
-    tell_watchers(rt, n, ",\"event\":\"down\"}");
     CRASH(NAME_DROPPED);
     router_commit_at(rt, from, router_at(rt, from, r));
     return 1;
@@ -268,9 +273,17 @@ int modes_drop_name(struct router *rt, uint32_t from, const struct ref_close *r)
 
 /* ---- who is there ---- */
 
-static int wanted(const struct mode_name *n, const char *name, uint32_t len)
+/* Which records an answer about clients goes through: that of one name, or all from *at on; where they end. */
+static uint64_t listed(const struct router *rt, const char *name, uint32_t len, uint64_t *at)
 {
-    return n->word & MODE_USED && (len == 0 || (length(n) == len && memcmp(n->text, name, len) == 0));
+    uint32_t conn = len ? modes_find_name(rt, name, len) : ROUTER_NONE;
+
+    if (!len)
+        return rt->seg->names_high;
+    if (conn == ROUTER_NONE || *at > conn)
+        return 0;
+    *at = conn;
+    return conn + 1ULL;
 }
 
 /* A request to MODE_CLIENTS_SUBJECT, perhaps with a name. Pages of a JSON list, then the end. */
@@ -280,18 +293,20 @@ int modes_list_clients(struct router *rt, uint32_t from, const struct ref_messag
     const char *name = r->text + prefix, *reply = ref_reply(r);
     uint32_t len = r->subject_len > prefix ? r->subject_len - prefix : 0;
     struct routing_in *in = rt->place;
-    uint64_t at = in->listed;
-    index_sub sub = r->reply_len ? route_own_sub(rt, r->conn, reply, r->reply_len) : ROUTER_NONE;
+    uint64_t at = in->listed, end = listed(rt, name, len, &at);
+    index_sub sub = r->reply_len ? own_sub(rt, r->conn, reply, r->reply_len) : ROUTER_NONE;
 
-    while (sub != ROUTER_NONE && at < rt->seg->names_high) {
+    while (sub != ROUTER_NONE && at < end) {
         char page[MODES_PAGE_BYTES + ENTRY_MAX], *to = page;
         uint32_t slot = INDEX_SUB_SLOT(sub);
 
-        for (; at < rt->seg->names_high && to < page + MODES_PAGE_BYTES; at++) {
+        for (; at < end && to < page + MODES_PAGE_BYTES; at++) {
             const struct mode_name *n = &routing_names(rt->seg)[at];
 
-            if (!wanted(n, name, len))
+            rt->work++;
+            if (!(n->word & MODE_USED))
                 continue;
+            rt->work += MODES_WORK_LEG;
             *to = to == page ? '[' : ',';
             to = put_client(to + 1, n, "}");
         }
@@ -306,6 +321,8 @@ int modes_list_clients(struct router *rt, uint32_t from, const struct ref_messag
         redo_put(&rt->redo, &in->listed, at);
         CRASH(CLIENTS_PAGE);
         router_commit_at(rt, from, router_at(rt, from, r));
+        if (rt->work > rt->work_until)
+            return ROUTED_LATER;
     }
     if (!router_room(rt, from, 1))
         return 0;

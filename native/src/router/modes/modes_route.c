@@ -12,6 +12,7 @@
 #include "router/modes/modes.h"
 
 #include "base/crash.h"
+#include "base/hash.h"
 #include "base/put.h"
 
 int modes_refuse(struct router *rt, uint32_t from, const struct ref_message *r, enum mode_status status)
@@ -63,18 +64,21 @@ static int before(const struct router *rt, index_sub a, uint32_t a_conn, index_s
     return now == answers(rt, b) ? modes_less_loaded(rt, a_conn, b_conn) : now;
 }
 
-/* The least loaded of `count` candidates: fewest outstanding requests, then the longest idle. */
-index_sub modes_least_loaded(const struct router *rt, const struct ref_message *r, const uint32_t *subs,
+/* The least loaded of `count` candidates: fewest outstanding requests, then the longest idle. Of more than
+ * MODES_CHOICE so many are compared, each time others. */
+index_sub modes_least_loaded(struct router *rt, const struct ref_message *r, const uint32_t *subs,
                              const uint32_t *conns, uint32_t count)
 {
-    uint32_t best = ROUTER_NONE;
+    uint32_t best = ROUTER_NONE, tries = 0;
+    uint32_t at = count > MODES_CHOICE ? (uint32_t)((++rt->modes->choices * HASH_SPREAD >> 32) % count) : 0;
 
-    for (uint32_t i = 0; i < count; i++) {
-        if (r->flags & REF_NO_ECHO && conns[i] == r->conn)
+    for (; tries < count && (tries < MODES_CHOICE || best == ROUTER_NONE); tries++, at = at + 1 < count ? at + 1 : 0) {
+        if (r->flags & REF_NO_ECHO && conns[at] == r->conn)
             continue;
-        if (best == ROUTER_NONE || before(rt, subs[i], conns[i], subs[best], conns[best]))
-            best = i;
+        if (best == ROUTER_NONE || before(rt, subs[at], conns[at], subs[best], conns[best]))
+            best = at;
     }
+    rt->work += tries / MODES_WORK_COMPARED;
     return best == ROUTER_NONE ? ROUTER_NONE : subs[best];
 }
 
@@ -109,7 +113,7 @@ index_sub modes_choose_named(struct router *rt, const struct ref_message *r)
 
     if (conn == ROUTER_NONE || (r->flags & REF_NO_ECHO && conn == r->conn))
         return ROUTER_NONE;
-    return route_own_sub(rt, conn, r->text, r->subject_len);
+    return own_sub(rt, conn, r->text, r->subject_len);
 }
 
 /* One of the clients of a kind. */
@@ -253,7 +257,7 @@ static int reply(struct router *rt, uint32_t from, const struct ref_message *r)
 
     if (!router_room(rt, modes_port(rt, q->conn), 1))
         return 0;
-    index_sub sub = route_own_sub(rt, q->conn, q->reply, q->reply_len);
+    index_sub sub = own_sub(rt, q->conn, q->reply, q->reply_len);
 
     if (sub == ROUTER_NONE)
         instruct_delete(rt, from, r->handle, 1);

@@ -2,7 +2,8 @@
  *
  * The structure: none of its own; requests and legs are those of modes.c.
  * Written by:   the router, in steps of a few records each (R6): a responder that goes away may
- *               leave more requests than a ring has room for.
+ *               leave more requests than a ring has room for, or than there is time for. The end of a connection, or
+ *               of a subscription, is then set aside (R7), and goes on in slices. So do deadlines, between the visits.
  * Invariants:   every client that still waits is told. Between two steps the tables hold what is not settled.
  * After a crash: the reference, or the deadline, is there again, and so is what was not committed.
  */
@@ -67,12 +68,14 @@ static int room_for_responder(const struct router *rt, uint32_t request)
 
 /* Frees legs until those that are left fit a step: a fanout request may have many more. They are not known to
  * be gone to anybody before the last ones are: the request is there, and comes here again. `from`: the port whose
- * reference at `at` this is for, or ROUTER_NONE. */
-static void free_many_legs(struct router *rt, uint32_t request, uint32_t from, uint64_t at)
+ * reference at `at` this is for, or ROUTER_NONE. 1: it was enough for now, and there are more. */
+static int free_many_legs(struct router *rt, uint32_t request, uint32_t from, uint64_t at)
 {
     const struct request_link *l = &rt->modes->request_links[request];
 
     while (l->open > MODES_FANOUT_STEP) {
+        if (rt->work > rt->work_until)
+            return 1;
         for (uint32_t i = 0; i < MODES_FANOUT_STEP && l->open > 1; i++)
             modes_free_leg(rt, l->legs - 1);
         if (from == ROUTER_NONE)
@@ -80,7 +83,20 @@ static void free_many_legs(struct router *rt, uint32_t request, uint32_t from, u
         else
             router_commit_at(rt, from, at);
         CRASH(MODE_LEGS_FREED);
+        rt->work += MODES_FANOUT_STEP * MODES_WORK_LEG;
     }
+    rt->work += l->open * MODES_WORK_LEG;
+    return 0;
+}
+
+/* The reference at hand cannot go on now: not among those of others. */
+static int not_now(const struct router *rt, int why) { return rt->aside_now ? why : ROUTED_ASIDE; }
+
+/* After a record was settled, the `count`th for this reference. */
+static int is_enough(struct router *rt, uint32_t count)
+{
+    rt->work += MODES_WORK_SETTLED;
+    return rt->work > rt->work_until || (!rt->aside_now && count >= MODES_SETTLED_AT_ONCE);
 }
 
 int modes_unpin(struct router *rt, uint32_t from, const struct ref_unsubscribe *r, uint32_t sub)
@@ -89,52 +105,65 @@ int modes_unpin(struct router *rt, uint32_t from, const struct ref_unsubscribe *
 
     if (rt->stepping)
         router_commit_at(rt, from, router_at(rt, from, r));
-    while (*pin) {
+    for (uint32_t count = 1; *pin; count++) {
         if (!room_for_requester(rt, *pin - 1))
-            return 0;
+            return not_now(rt, ROUTED_NO_ROOM);
         modes_responder_gone(rt, *pin - 1);
         router_commit_at(rt, from, router_at(rt, from, r));
         CRASH(MODE_UNPINNED);
+        if (is_enough(rt, count) && *pin)
+            return not_now(rt, ROUTED_LATER);
     }
-    return 1;
+    return ROUTED;
 }
 
 int modes_close(struct router *rt, uint32_t from, const struct ref_close *r)
 {
     const struct mode_conn *c = &rt->modes->conns[r->conn];
     uint64_t at = router_at(rt, from, r);
+    uint32_t count = 0;
 
     if (rt->stepping)
         router_commit_at(rt, from, at);
     while (c->legs) {
         if (!room_for_requester(rt, c->legs - 1))
-            return 0;
+            return not_now(rt, ROUTED_NO_ROOM);
         modes_responder_gone(rt, c->legs - 1);
         router_commit_at(rt, from, at);
         CRASH(MODE_LEG_SETTLED);
+        if (is_enough(rt, ++count))
+            return not_now(rt, ROUTED_LATER);
     }
     while (c->requests) {
         if (!room_for_responder(rt, c->requests - 1))
-            return 0;
-        free_many_legs(rt, c->requests - 1, from, at);
+            return not_now(rt, ROUTED_NO_ROOM);
+        if (free_many_legs(rt, c->requests - 1, from, at))
+            return not_now(rt, ROUTED_LATER);
         requester_gone(rt, c->requests - 1);
         router_commit_at(rt, from, at);
         CRASH(MODE_REQUEST_SETTLED);
+        if (is_enough(rt, ++count))
+            return not_now(rt, ROUTED_LATER);
     }
-    return modes_drop_name(rt, from, r);
+    return modes_drop_name(rt, from, r) ? ROUTED : not_now(rt, ROUTED_NO_ROOM);
 }
 
-void modes_expire(struct router *rt)
+int modes_expire(struct router *rt)
 {
     struct modes *m = rt->modes;
     uint32_t count = 0;
+    int more = 0;
 
+    rt->work_until = rt->work + ROUTER_WORK_A_SLICE;
     while (m->heap_count && modes_next_ns(rt) <= rt->now_ns) {
         const struct mode_request *q = &routing_requests(rt->seg)[m->heap[0]];
 
-        if (!router_room(rt, modes_port(rt, q->conn), 1))
+        more = rt->work > rt->work_until;
+        if (more || !router_room(rt, modes_port(rt, q->conn), 1))
             break;
-        free_many_legs(rt, m->heap[0], ROUTER_NONE, 0);
+        rt->work += MODES_WORK_SETTLED;
+        if ((more = free_many_legs(rt, m->heap[0], ROUTER_NONE, 0)))
+            break;
         modes_tell(rt, q->conn, q->reply, q->reply_len, STATUS_EXPIRED, NULL);
         modes_free_request(rt, m->heap[0]);
         rt->stats.mode_expired++;
@@ -144,4 +173,5 @@ void modes_expire(struct router *rt)
     }
     if (rt->stepping)
         router_commit(rt);
+    return more;
 }

@@ -22,6 +22,7 @@
 #define LIST_MAX 1024u     /* recipients of one order */
 #define ROOM 8u            /* batches for MODES_SPREAD_STEP recipients, members of groups that end among them */
 #define WORK_RECIPIENTS 4u /* for a unit of work */
+#define TOPIC_LONG (4 * MODES_SPREAD_STEP)
 _Static_assert(ORDER_BYTES_MIN + LIST_MAX * 4 + MODE_TOPICS_BYTES <= BATCH_RECORD_MAX, "an order fits a batch");
 _Static_assert(MODES_SPREAD_STEP * (4 + sizeof(struct order_sub)) + MODE_TOPICS_BYTES + (MODE_TOPICS_MAX + 1) * 32 <
                (ROOM - 2) * (BATCH_BYTES - BATCH_RECORD_MAX / 2), "see above; what does not fit a batch begins the next");
@@ -141,10 +142,8 @@ static const struct index_match *match(struct router *rt, const struct ref_messa
 {
     const char *text = t->len ? t->text : r->text;
     uint32_t len = t->len ? t->len : r->subject_len;
-    const struct index_match *m = index_match(rt->index, text, len, index_hash(text, len));
 
-    rt->work += m->count / WORK_RECIPIENTS;
-    return m;
+    return index_match(rt->index, text, len, index_hash(text, len));
 }
 
 /* Adds plain subscriptions to a topic that matched none before it to modes.list. */
@@ -152,6 +151,7 @@ static uint32_t collect(struct router *rt, const struct ref_message *r, const st
 {
     const struct index_match *m = match(rt, r, t);
 
+    rt->work += m->count / WORK_RECIPIENTS;
     for (uint32_t i = 0; i < m->count; i++) {
         uint32_t *seen = &rt->modes->sub_seen[(uint64_t)INDEX_SUB_PORT(m->subs[i]) * rt->seg->subs_each + INDEX_SUB_SLOT(m->subs[i])];
 
@@ -163,33 +163,23 @@ static uint32_t collect(struct router *rt, const struct ref_message *r, const st
     return count;
 }
 
-/* The first member of a group from `at` on that is not on one of these ports, and not the sender if it wants no
- * echo; or ROUTER_NONE. */
-static uint32_t member(const struct index_group *group, const struct ref_message *r, uint32_t at, uint32_t ports)
-{
-    for (uint32_t tries = group->count; tries; tries--) {
-        if (!is_echo(r, group->conns[at]) && !(ports >> INDEX_SUB_PORT(group->subs[at]) & 1))
-            return at;
-        at = at + 1 < group->count ? at + 1 : 0;
-    }
-    return ROUTER_NONE;
-}
-
 /* Adds one member of each queue group to rt->picks, of those that listen to the first topic the group listens to. */
 static uint32_t pick(struct router *rt, const struct ref_message *r, const struct topic *t, uint32_t count)
 {
     const struct index_match *m = match(rt, r, t);
 
+    rt->work += m->group_count;
     for (uint32_t g = 0; g < m->group_count && count < sizeof rt->picks / sizeof *rt->picks; g++) {
         struct index_group *group = &m->groups[g];
         uint32_t *seen = &rt->modes->queue_seen[group->queue];
 
         if (*seen == rt->modes->stamp)
             continue;
-        uint32_t first = index_group_pick(group), at = member(group, r, first, rt->still);
+        uint32_t echo = r->flags & REF_NO_ECHO ? r->conn : ROUTER_NONE;
+        uint32_t first = index_group_pick(group), at = route_member(rt, group, first, echo, rt->still);
 
         if (at == ROUTER_NONE && rt->still)
-            at = member(group, r, first, 0);
+            at = route_member(rt, group, first, echo, 0);
         if (at == ROUTER_NONE)
             continue;
         *seen = rt->modes->stamp;
@@ -267,6 +257,7 @@ static void make_section(struct router *rt, uint32_t from, const struct ref_mess
     for (; s->sections <= section; s->sections++) {
         const struct index_match *m = match(rt, r, &t->at[s->sections]);
 
+        rt->work += m->count;
         for (uint32_t i = 0; i < m->count; i++) {
             uint64_t *word = seen_word(rt, from, m->subs[i]), bit = 1ULL << m->subs[i] % 64;
 
@@ -325,6 +316,9 @@ static int topics_in_pieces(struct router *rt, uint32_t from, const struct ref_m
         if (!n) {
             redo_put(&rt->redo, &in->progress, (section + 1ULL) << SECTION_SHIFT);
             router_commit(rt);
+            CRASH(MODE_SECTION);
+            if (rt->work > rt->work_until)
+                return ROUTED_LATER;
             continue;
         }
         if (!router_room(rt, port, ROUTER_LEAVES))
@@ -347,6 +341,16 @@ static int topics_in_pieces(struct router *rt, uint32_t from, const struct ref_m
     return end_lists(&w, from, r);
 }
 
+/* Whether a topic has so many that they are not gone through to find out whether one step will do. No further
+ * topics are matched then. */
+static int is_long(struct router *rt, const struct ref_message *r, const struct topics *t)
+{
+    for (uint32_t i = 0; i < t->count; i++)
+        if (match(rt, r, &t->at[i])->count > TOPIC_LONG)
+            return 1;
+    return 0;
+}
+
 int modes_spread_topics(struct router *rt, uint32_t from, const struct ref_message *r)
 {
     struct topics t = take_topics(r);
@@ -354,6 +358,8 @@ int modes_spread_topics(struct router *rt, uint32_t from, const struct ref_messa
 
     if (rt->place->progress || (rt->aside_now && has_section(rt, from, r, 0)))
         return topics_in_pieces(rt, from, r, &t);
+    if (is_long(rt, r, &t))
+        return rt->aside_now ? topics_in_pieces(rt, from, r, &t) : ROUTED_ASIDE;
     new_stamp(rt);
     for (uint32_t i = 0; i < t.count; i++)
         ends[i] = count = collect(rt, r, &t.at[i], count);
@@ -372,7 +378,7 @@ static uint32_t subject_len(struct router *rt, index_sub sub)
 }
 
 /* Clients of the kind that listen there, into modes.list; which subscription it is in modes.own: the one with
- * the longest subject, as in route_own_sub(). */
+ * the longest subject, as in own_sub(). */
 static uint32_t collect_kind(struct router *rt, const struct ref_message *r)
 {
     const struct index_match *m = match(rt, r, &(struct topic){.len = 0});
@@ -383,6 +389,7 @@ static uint32_t collect_kind(struct router *rt, const struct ref_message *r)
     new_stamp(rt);
     if (!modes_take_kind(r->text, r->subject_len, &kind))
         return 0;
+    rt->work += m->count; /* a record of each is looked at */
     for (uint32_t i = 0; i < m->count; i++) {
         uint32_t conn = m->conns[i];
 
@@ -394,7 +401,8 @@ static uint32_t collect_kind(struct router *rt, const struct ref_message *r)
             rt->modes->list[count++] = conn;
         }
     }
-    for (uint32_t g = 0; g < m->group_count; g++)
+    for (uint32_t g = 0; g < m->group_count; g++) {
+        rt->work += m->groups[g].count;
         for (uint32_t i = 0; i < m->groups[g].count; i++) {
             uint32_t conn = m->groups[g].conns[i];
 
@@ -403,6 +411,7 @@ static uint32_t collect_kind(struct router *rt, const struct ref_message *r)
             own[conn] = (struct mode_own){rt->modes->stamp, m->groups[g].subs[i]};
             rt->modes->list[count++] = conn;
         }
+    }
     return count;
 }
 
@@ -416,13 +425,14 @@ uint32_t modes_list_kind(struct router *rt, const struct ref_message *r)
 }
 
 /* Subscriptions of the next clients of the kind, from `progress` on, all of one port; where they end. */
-static uint32_t next_of_kind(const struct router *rt, uint64_t progress, index_sub *ret_subs, uint64_t *ret_end)
+static uint32_t next_of_kind(struct router *rt, uint64_t progress, index_sub *ret_subs, uint64_t *ret_end)
 {
     const struct mode_own *own = rt->modes->own;
     uint64_t conn = progress & SECTION_KEY;
     uint32_t count = 0;
 
     for (uint32_t port = (uint32_t)(progress >> SECTION_SHIFT); port < rt->conf.ports && !count; port++, conn = 0) {
+        rt->work += (rt->seg->names_high - conn) / WORK_RECIPIENTS;
         for (; conn < rt->seg->names_high && count < LIST_MAX; conn++)
             if (own[conn].stamp == rt->modes->stamp && INDEX_SUB_PORT(own[conn].sub) == port)
                 ret_subs[count++] = own[conn].sub;
