@@ -113,8 +113,9 @@ def test_a_broken_envelope_ends_the_connection(storm: Storm) -> None:
             client.sendall(raw)
             client.shutdown(socket.SHUT_WR)
             opener = Opener()
-            while more := client.recv(1 << 16):
-                opener.feed(more)
+            with contextlib.suppress(ConnectionResetError):  # what it did not read is left behind
+                while more := client.recv(1 << 16):
+                    opener.feed(more)
             assert not opener.waiting
 
 
