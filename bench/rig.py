@@ -201,10 +201,15 @@ class Rig:
         return got
 
     def peek(self, client: socket.socket) -> bytes:
-        """What has arrived, which may be nothing."""
+        """What has arrived, which may be nothing. ConnectionError: the connection has ended."""
         got = b""
         while select.select([client], [], [], 0)[0]:
-            got += client.recv(1 << 20)
+            part = client.recv(1 << 20)
+            if not part:
+                if not got:
+                    raise ConnectionError("it was closed")
+                break
+            got += part
         return got
 
     def drain(self) -> None:
