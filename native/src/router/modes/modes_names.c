@@ -156,7 +156,8 @@ static uint32_t list_watchers(struct router *rt, const char *subject, uint32_t l
     uint32_t busy = groups ? rt->still | router_full(rt, MODES_WATCHERS_ROOM) : 0;
 
     rt->work += (plain + groups) / MODES_WORK_COMPARED;
-    memcpy(list, m->subs, (size_t)plain * sizeof(*list));
+    if (plain)
+        memcpy(list, m->subs, (size_t)plain * sizeof(*list));
     for (uint32_t g = 0; g < groups; g++) {
         struct index_group *group = &m->groups[g];
         uint32_t first = index_group_pick(group), at = busy ? route_member(rt, group, first, ROUTER_NONE, busy) : first;
